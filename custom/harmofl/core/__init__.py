@@ -1,0 +1,1 @@
+"""Mathematics on tensors: no federation, no files."""

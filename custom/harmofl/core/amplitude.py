@@ -1,0 +1,289 @@
+"""Amplitude normalization (HarmoFL Eqs 2-4): the running amplitude of a site and the layer in front of the network."""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from harmofl.core.radial import site_gain
+from harmofl.core.spectra import (
+    Region,
+    amplitude_spectrum,
+    apply_gain,
+    replace_amplitude,
+    site_gain_filter,
+    statistic_shape,
+    zscore,
+)
+
+__all__ = [
+    "AmplitudeNormalization",
+    "Estimation",
+    "Intensity",
+    "Region",
+    "RunningAmplitude",
+    "amplitude_spectrum",
+    "replace_amplitude",
+    "site_gain_filter",
+    "statistic_shape",
+    "zscore",
+]
+
+Intensity = Literal["window", "zscore", "none"]
+Estimation = Literal["first_batch", "running_mean", "before_training"]
+
+
+class RunningAmplitude:
+    """Mean of per-image statistics over the batches of one site.
+
+    ``first_batch`` keeps the mean of the first batch (what the released code computes). ``running_mean`` is
+    A_k = (1 - v) A_(k-1) + v m_k from A_0 = 0 (Eq 3), divided by 1 - (1 - v)^k: seven batches alone would leave it at
+    half scale. ``before_training`` is the exact mean over all images. Sums are float64.
+    """
+
+    def __init__(self, estimation: Estimation, momentum: float) -> None:
+        if not 0 < momentum <= 1:
+            raise ValueError(f"momentum is {momentum}: choose a value above 0 and up to 1")
+        self.estimation = estimation
+        self.momentum = momentum
+        self._total: Tensor | None = None
+        self._batches = 0
+        self._images = 0
+
+    def update(self, statistics_B: Tensor) -> None:
+        """Take in one batch of per-image statistics, (B, ...).
+
+        Raises:
+            ValueError: a statistic is not finite; the mean is unchanged then.
+        """
+        if self.settled:
+            return
+        if not bool(torch.isfinite(statistics_B).all()):
+            raise ValueError("the amplitude of a batch is not finite: its images hold NaN or infinite intensities")
+        total = statistics_B.detach().sum(0, dtype=torch.float64)
+        if self.estimation != "before_training":
+            total /= len(statistics_B)
+        if self._total is not None:
+            previous = self._total.to(total.device)
+            if self.estimation == "running_mean":
+                total = (1 - self.momentum) * previous + self.momentum * total
+            else:
+                total += previous
+        elif self.estimation == "running_mean":
+            total *= self.momentum
+        self._total = total
+        self._batches += 1
+        self._images += len(statistics_B)
+
+    @property
+    def settled(self) -> bool:
+        """Whether further batches change nothing."""
+        return self.estimation == "first_batch" and self._batches > 0
+
+    @property
+    def mean(self) -> Tensor:
+        """The mean so far, float32.
+
+        Raises:
+            ValueError: no batch was seen.
+        """
+        if self._total is None:
+            raise ValueError("no amplitude yet: no batch was observed")
+        if self.estimation == "before_training":
+            return (self._total / self._images).float()
+        if self.estimation == "running_mean":
+            return (self._total / (1 - (1 - self.momentum) ** self._batches)).float()
+        return self._total.float()
+
+    @property
+    def images(self) -> int:
+        """Number of images behind the mean."""
+        return self._images
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that a continued mean needs, as tensors."""
+        return {
+            "total": torch.empty(0, dtype=torch.float64) if self._total is None else self._total.clone(),
+            "batches": torch.tensor(self._batches),
+            "images": torch.tensor(self._images),
+        }
+
+    def load_state_dict(self, state: dict[str, Tensor]) -> None:
+        """Continue from a saved mean of the same estimation and momentum."""
+        self._batches = int(state["batches"])
+        self._images = int(state["images"])
+        self._total = state["total"].clone() if self._batches else None
+
+
+class AmplitudeNormalization(torch.nn.Module):
+    """The intensity step, then the amplitude step: one definition for training, evaluation, prediction and export.
+
+    ``window`` and ``none`` leave intensities as the reader made them; ``zscore`` standardizes every image and channel.
+    The amplitude step replaces the region's amplitude by the target, or filters with the site's gain. Without a target
+    it does nothing. Statistics move only in ``observe``, never in ``forward``, so that the second pass of a perturbed
+    step and any evaluation leave them alone.
+
+    Buffers, all in the state dict: ``target`` (the global amplitude), ``own`` (site_gain: this site's profile, which
+    stays local), ``frozen``, ``has_own`` and ``images`` (number of images behind the target). ``local`` is the running
+    amplitude of this site; it has a state dict of its own.
+    """
+
+    target: Tensor
+    own: Tensor
+    gain: Tensor
+    frozen: Tensor
+    has_own: Tensor
+    images: Tensor
+
+    def __init__(
+        self,
+        *,
+        intensity: Intensity,
+        region: Region,
+        low_fraction: float,
+        estimation: Estimation,
+        momentum: float,
+        channels: int,
+        height: int,
+        width: int,
+    ) -> None:
+        super().__init__()
+        self.intensity = intensity
+        self.region = region
+        self.low_fraction = low_fraction
+        self.size = (height, width)
+        self.local = RunningAmplitude(estimation, momentum)
+        shape = statistic_shape(region, channels, height, width, low_fraction)
+        self.register_buffer("target", torch.zeros(shape))
+        self.register_buffer("own", torch.zeros(shape if region == "site_gain" else (0,)))
+        self.register_buffer("frozen", torch.tensor(False))
+        self.register_buffer("has_own", torch.tensor(False))
+        self.register_buffer("images", torch.tensor(0))
+        self.register_buffer("gain", torch.empty(0), persistent=False)
+        # Copies of the two flags: reading a buffer on a GPU in every forward pass would wait for the device.
+        self._frozen = self._has_own = False
+
+    def forward(self, images_BCHW: Tensor) -> Tensor:
+        """Normalize a batch.
+
+        Args:
+            images_BCHW: (B, C, H, W) of the size given at construction, any floating dtype.
+
+        Returns:
+            The batch in the input's dtype and memory format; no gradient flows back.
+
+        Raises:
+            RuntimeError: site_gain has its target but not the site's own profile.
+        """
+        with torch.no_grad(), torch.autocast(images_BCHW.device.type, enabled=False):
+            target = self._current_target()
+            if self.intensity != "zscore":
+                return self._normalized(images_BCHW, target, None)
+            standardized = zscore(images_BCHW)
+            return self._normalized(standardized, target, standardized).to(images_BCHW.dtype)
+
+    def observe(self, images_BCHW: Tensor) -> None:
+        """Take one batch into the local statistic: once a batch, before its forward pass; nothing once frozen.
+
+        Raises:
+            ValueError: the images hold NaN or infinite intensities.
+        """
+        if self.region == "off" or self._frozen or self.local.settled:
+            return
+        self.local.update(self.statistics(images_BCHW))
+
+    def statistics(self, images_BCHW: Tensor) -> Tensor:
+        """Per-image statistics of a batch after the intensity step, (B, ...) float32; nothing is recorded.
+
+        Raises:
+            ValueError: region off, which has no statistic.
+        """
+        images = zscore(images_BCHW) if self.intensity == "zscore" else images_BCHW
+        return amplitude_spectrum(images, self.region, self.low_fraction)
+
+    @property
+    def local_statistic(self) -> Tensor | None:
+        """This site's mean statistic so far, float32, or None before the first batch."""
+        return self.local.mean if self.local.images else None
+
+    @property
+    def local_images(self) -> int:
+        """Number of images behind the local statistic."""
+        return self.local.images
+
+    def freeze(self, target: Tensor, images: int) -> None:
+        """Fix the global amplitude.
+
+        Args:
+            target: global statistic as the server averaged it, the shape of ``self.target``.
+            images: number of images behind it, at least 1.
+
+        Raises:
+            ValueError: the target does not fit, is not finite, or is a negative amplitude; no image stands behind it.
+        """
+        if self.region == "off":
+            raise ValueError("region off takes no global amplitude: choose dc, low, full or site_gain")
+        self._check(target, "global amplitude")
+        if self.region != "site_gain" and bool((target < 0).any()):
+            raise ValueError("the global amplitude has negative values: an amplitude is 0 or more")
+        if images < 1:
+            raise ValueError(f"the global amplitude stands on {images} images: at least 1 is needed")
+        self.target.copy_(target)
+        self.images.fill_(images)
+        self.frozen.fill_(True)
+        self._refresh()
+
+    def set_own(self, profile: Tensor) -> None:
+        """Set this site's own mean log profile, (C, bins), for site_gain.
+
+        Raises:
+            ValueError: another region, a wrong shape, or values that are not finite.
+        """
+        if self.region != "site_gain":
+            raise ValueError(f"region {self.region} has no own profile: only site_gain has")
+        self._check(profile, "own profile")
+        self.own.copy_(profile)
+        self.has_own.fill_(True)
+        self._refresh()
+
+    def _current_target(self) -> Tensor | None:
+        if self._frozen:
+            if self.region == "site_gain" and not self._has_own:
+                raise RuntimeError("site_gain lacks this site's own profile: observe its images, then call set_own")
+            return self.target
+        # While a site_gain is being estimated, target and own profile are the same local mean: a gain of 1.
+        if self.region in ("off", "site_gain") or self.local.estimation == "before_training":
+            return None
+        return self.local_statistic
+
+    def _normalized(self, images_BCHW: Tensor, target: Tensor | None, out: Tensor | None) -> Tensor:
+        if target is None:
+            return images_BCHW
+        if self.region == "site_gain":
+            return apply_gain(images_BCHW, self.gain, out)
+        return replace_amplitude(images_BCHW, target, self.region, self.low_fraction, out)
+
+    def _check(self, statistic: Tensor, name: str) -> None:
+        if statistic.shape != self.target.shape:
+            got, expected = tuple(statistic.shape), tuple(self.target.shape)
+            raise ValueError(f"the {name} has shape {got}, region {self.region} at this image size needs {expected}")
+        if not bool(torch.isfinite(statistic).all()):
+            raise ValueError(f"the {name} has values that are not finite")
+
+    def _refresh(self) -> None:
+        self._frozen, self._has_own = bool(self.frozen), bool(self.has_own)
+        if self._frozen and self._has_own:
+            self.gain = site_gain(self.target, self.own, *self.size)
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._refresh()
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "AmplitudeNormalization":
+        def keep_dtype(tensor: Tensor) -> Tensor:
+            moved = fn(tensor)
+            # model.half() would push the DC amplitude of a 384 x 384 image beyond float16's 65504.
+            return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
+
+        return super()._apply(keep_dtype, recurse)

@@ -1,0 +1,62 @@
+"""Networks by name, from MONAI, with the norm layer selectable and seeded Kaiming initialization."""
+
+from typing import Literal
+
+import torch
+from torch import nn
+
+Norm = Literal["instance", "batch", "batch_stats"]
+
+# `batch_stats` is what the released code uses: a prediction then depends on the other images of its batch.
+_NORMS: dict[str, tuple[str, dict[str, bool]]] = {
+    "instance": ("instance", {"affine": True}),
+    "batch": ("batch", {"affine": True, "track_running_stats": True}),
+    "batch_stats": ("batch", {"affine": False, "track_running_stats": False}),
+}
+
+
+def build_network(name: str, in_channels: int, classes: int, *, width: int, norm: Norm, seed: int) -> nn.Module:
+    """Build a 2-D network for inputs (B, in_channels, H, W), H and W at least 64 pixels.
+
+    `unet` is MONAI's BasicUNet with widths w, 2w, 4w, 8w, 16w (7.8 million parameters at w = 32) and returns logits
+    (B, classes, H, W); `densenet121` returns (B, classes). PyTorch's default initialization leaves about one run in
+    four of the small networks untrained, hence Kaiming; two calls with one seed give equal weights.
+
+    Raises:
+        ValueError: an unknown name, a combination that MONAI cannot build, or a width that DenseNet121 does not have.
+    """
+    options = _NORMS[norm]
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        if name == "unet":
+            from monai.networks.nets.basic_unet import BasicUNet
+
+            features = (width, 2 * width, 4 * width, 8 * width, 16 * width, width)
+            network: nn.Module = BasicUNet(2, in_channels, classes, features=features, norm=options)
+        elif name == "densenet121":
+            from monai.networks.nets.densenet import DenseNet121
+
+            if norm == "batch_stats":
+                raise ValueError(
+                    "network.norm: DenseNet121 cannot have 'batch_stats' norm layers; use 'instance' or 'batch'"
+                )
+            if width != 32:
+                raise ValueError(f"network.width: DenseNet121 has a growth rate of 32, not {width}")
+            network = DenseNet121(2, in_channels, classes, norm=options)
+        else:
+            raise ValueError(f"network.name: {name!r} is none of unet, densenet121")
+        initialize(network)
+    return network
+
+
+def initialize(network: nn.Module) -> None:
+    """Kaiming initialization for ReLU-like activations: convolutions by fan out, linear layers by fan in, biases 0."""
+    for module in network.modules():
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
+        elif isinstance(module, nn.Linear):
+            nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
+        else:
+            continue
+        if module.bias is not None:
+            nn.init.zeros_(module.bias)

@@ -1,0 +1,200 @@
+"""One round of local training and the prediction that goes with it."""
+
+import hashlib
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from harmofl.core.amplitude import AmplitudeNormalization
+from harmofl.core.augmentation import flip_and_rotate
+from harmofl.core.perturbation import WeightPerturbation
+
+Loss = Callable[[Tensor, Tensor], Tensor]
+_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+class TrainingError(RuntimeError):
+    """Training cannot go on; the message is one line without paths or patient names."""
+
+
+class TrainingStoppedError(RuntimeError):
+    """The abort signal was seen between two batches."""
+
+
+@dataclass(frozen=True)
+class RoundSettings:
+    """What one round of local training needs to know."""
+
+    batch_size: int
+    epochs: int
+    augmentation: str
+    clip_norm: float | None
+    precision: str
+    workers: int = 0
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What one round of local training did; the loss is that of the unperturbed weights."""
+
+    steps: int
+    skipped_steps: int
+    images: int
+    loss: float
+
+
+def seed_of(seed: int, site: str, round_number: int, purpose: str = "train") -> int:
+    """A 63-bit seed that depends on run seed, site, round and purpose alone, equal on every platform."""
+    digest = hashlib.sha256(f"{seed}/{site}/{round_number}/{purpose}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def build_optimizer(network: nn.Module, name: str, learning_rate: float, momentum: float, decay: float) -> Any:
+    """Adam or SGD over all parameters, in the fused form where the device has one."""
+    parameters = list(network.parameters())
+    if name == "adam":
+        return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=decay, fused=True)
+    return torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=decay, fused=True)
+
+
+def autocast(device: torch.device, precision: str) -> Any:
+    """Mixed precision for `bfloat16` and `float16`; nothing for `float32`."""
+    return torch.autocast(device.type, dtype=_DTYPES[precision]) if precision in _DTYPES else nullcontext()
+
+
+def batches(
+    dataset: "Dataset[tuple[Tensor, Tensor]]", batch_size: int, generator: torch.Generator | None, workers: int = 0
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of a data set, shuffled by `generator` or, without one, in order; the last one may be smaller."""
+    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
+        dataset,
+        batch_size=batch_size,
+        shuffle=generator is not None,
+        generator=generator,
+        num_workers=workers,
+        pin_memory=torch.cuda.is_available(),
+    )
+    yield from loader
+
+
+def fit_round(
+    network: nn.Module,
+    normalization: AmplitudeNormalization,
+    optimizer: WeightPerturbation,
+    loss: Loss,
+    dataset: "Dataset[tuple[Tensor, Tensor]]",
+    *,
+    settings: RoundSettings,
+    seed: int,
+    should_stop: Callable[[], bool] = lambda: False,
+) -> RoundResult:
+    """Train `network` in place for one round (Algorithm 1, inner loop).
+
+    A batch is augmented, observed once by the amplitude statistics, normalized once, and used by both passes of the
+    perturbed step.
+
+    Args:
+        network: on its device; its memory format is kept.
+        normalization: on the same device; its statistics move unless it is frozen.
+        optimizer: around the network's parameters.
+        loss: scalar loss of logits in float32 and targets.
+        dataset: items (image (C, H, W) float32, target).
+        settings: batch size, epochs and precision.
+        seed: decides the order of the images and the augmentation, nothing else does.
+        should_stop: asked before every batch.
+
+    Raises:
+        TrainingError: the data set is empty, or not one step had finite loss and gradients.
+        TrainingStoppedError: `should_stop` said so.
+    """
+    device = next(network.parameters()).device
+    order = torch.Generator().manual_seed(seed)
+    scaler = torch.amp.GradScaler(device.type) if settings.precision == "float16" else None
+    losses: list[Tensor] = []
+    images_seen = skipped = 0
+    network.train()
+    for _ in range(settings.epochs):
+        for batch, target_batch in batches(dataset, settings.batch_size, order, settings.workers):
+            if should_stop():
+                raise TrainingStoppedError("stopped between two batches")
+            images = batch.to(device, non_blocking=True)
+            targets = target_batch.to(device, non_blocking=True)
+            if settings.augmentation == "flip_rotate":
+                images, targets = flip_and_rotate(images, targets, order)
+            normalization.observe(images)
+            normalized = normalization(images).contiguous(memory_format=torch.channels_last)
+
+            def closure(inputs: Tensor = normalized, truth: Tensor = targets) -> Tensor:
+                with autocast(device, settings.precision):
+                    logits = network(inputs)
+                return loss(logits.float(), truth)
+
+            outcome = optimizer.step(closure, scaler=scaler, clip_norm=settings.clip_norm)
+            skipped += int(outcome.skipped)
+            losses.append(outcome.loss.detach())
+            images_seen += len(images)
+    if not losses:
+        raise TrainingError("no training image: the training split is empty")
+    mean_loss = float(torch.stack(losses).nanmean())
+    if skipped == len(losses):
+        raise TrainingError(f"none of {skipped} steps had finite loss and gradients; lower training.learning_rate")
+    return RoundResult(len(losses), skipped, images_seen, mean_loss)
+
+
+@torch.inference_mode()
+def predict(
+    network: nn.Module,
+    normalization: AmplitudeNormalization,
+    images_BCHW: Tensor,
+    batch_size: int,
+    precision: str = "float32",
+) -> Tensor:
+    """Logits of images in order, on the CPU in float32, with network and normalization left as they are.
+
+    Batches are cut to equal composition for a given input, but only networks with `instance` or tracked `batch` norm
+    give one image alone the same answer as in a batch.
+    """
+    device = next(network.parameters()).device
+    was_training = network.training
+    network.eval()
+    try:
+        parts = []
+        for part in images_BCHW.split(batch_size):
+            normalized = normalization(part.to(device)).contiguous(memory_format=torch.channels_last)
+            with autocast(device, precision):
+                logits = network(normalized)
+            parts.append(logits.float().cpu())
+        return torch.cat(parts)
+    finally:
+        network.train(was_training)
+
+
+def state_arrays(network: nn.Module) -> dict[str, np.ndarray]:
+    """The network's state as NumPy copies: float entries in float32, counters in their own type."""
+    arrays = {}
+    for name, entry in network.state_dict().items():
+        value = entry.detach().cpu()
+        arrays[name] = (value.float() if value.is_floating_point() else value).contiguous().numpy().copy()
+    return arrays
+
+
+def load_arrays(network: nn.Module, arrays: dict[str, np.ndarray]) -> None:
+    """Load NumPy entries into a network, each in its own shape and type.
+
+    Raises:
+        TrainingError: names or shapes differ; gives the first three.
+    """
+    state = network.state_dict()
+    differing = sorted(set(state) ^ set(arrays))
+    differing += [name for name in state if name in arrays and np.size(arrays[name]) != state[name].numel()]
+    if differing:
+        raise TrainingError(f"the model received does not fit this network: {', '.join(differing[:3])}")
+    network.load_state_dict(
+        {name: torch.as_tensor(np.asarray(arrays[name])).reshape(v.shape).to(v.dtype) for name, v in state.items()}
+    )

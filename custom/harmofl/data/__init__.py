@@ -1,0 +1,1 @@
+"""From files at a site to tensors."""

@@ -1,0 +1,50 @@
+"""Findings: what is wrong with a site's data, said once, in one line, with the mend."""
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One observation about a site's data.
+
+    An ``error`` means that something in the folder is not used, a ``warning`` that it is used and a person should
+    look, a ``notice`` that a rule was applied. ``severity`` and ``code`` may leave the site; ``subject``, ``message``
+    and ``mend`` hold file names and stay in local logs.
+
+    Attributes:
+        severity: how much it matters.
+        code: stable short name, such as ``geometry_mismatch``.
+        subject: file names relative to the site's folder.
+        message: what is wrong.
+        mend: what to do about it; empty where nothing has to be done.
+    """
+
+    severity: Literal["error", "warning", "notice"]
+    code: str
+    subject: str
+    message: str
+    mend: str = ""
+
+    def __str__(self) -> str:
+        """Return the finding as one line for a local log."""
+        line = f"{self.severity}: {self.subject}: {self.message}"
+        line = f"{line}; {self.mend}" if self.mend else line
+        return " ".join(line.split())
+
+
+class CaseError(ValueError):
+    """A case cannot be used; ``finding`` says why."""
+
+    def __init__(self, finding: Finding) -> None:
+        super().__init__(str(finding))
+        self.finding = finding
+
+
+class DataRootError(ValueError):
+    """The data folder of a site is missing or holds nothing that can be used."""
+
+
+def refusal(code: str, subject: str, message: str, mend: str) -> CaseError:
+    """Return the error that takes one case out of use."""
+    return CaseError(Finding("error", code, subject, message, mend))

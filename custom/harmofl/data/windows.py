@@ -1,0 +1,86 @@
+"""2.5D windows: every slice with its neighbors as channels, gathered when asked for."""
+
+from collections.abc import Collection, Sequence
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from harmofl.data.splits import SliceKey
+from harmofl.data.volumes import Volume
+
+SliceChoice = Literal["all", "foreground", "published"]
+
+
+class SliceWindows(Dataset[tuple[Tensor, Tensor]]):
+    """The slices of several volumes, each as (2 n + 1, H, W) float32 with its (H, W) int64 mask.
+
+    Stacking the windows beforehand would take three times the memory. The border slice stands in for neighbors that
+    do not exist.
+
+    Args:
+        volumes: volumes of one size.
+        slices: ``all``; ``foreground``, slices that hold prostate; ``published``, as the released loader: those
+            without the first and the last slice of each volume.
+        neighbors: slices on each side.
+        only: further restriction to these (case, slice) pairs, as a slice-wise split gives them.
+
+    Attributes:
+        keys: the (case, slice) of each window.
+        without_window: names of the volumes that give none.
+    """
+
+    def __init__(
+        self,
+        volumes: Sequence[Volume],
+        slices: SliceChoice = "foreground",
+        neighbors: int = 1,
+        only: Collection[SliceKey] | None = None,
+    ) -> None:
+        self.volumes = list(volumes)
+        self.neighbors = neighbors
+        chosen = None if only is None else set(only)
+        self._index = [
+            (position, index)
+            for position, volume in enumerate(self.volumes)
+            for index in chosen_slices(volume, slices)
+            if chosen is None or (volume.name, index) in chosen
+        ]
+        self.keys: list[SliceKey] = [(self.volumes[position].name, index) for position, index in self._index]
+        giving = {position for position, _ in self._index}
+        self.without_window = tuple(v.name for position, v in enumerate(self.volumes) if position not in giving)
+
+    def __len__(self) -> int:
+        """Return the number of windows."""
+        return len(self._index)
+
+    def __getitem__(self, item: int) -> tuple[Tensor, Tensor]:
+        """Return image (2 n + 1, H, W) float32 and mask (H, W) int64 of one window."""
+        position, index = self._index[item]
+        volume = self.volumes[position]
+        window = volume.image[_neighborhood(index, len(volume.image), self.neighbors)]
+        return torch.from_numpy(window).float(), torch.from_numpy(volume.mask[index]).long()
+
+
+def volume_windows(volume: Volume, neighbors: int = 1) -> Tensor:
+    """Return all windows of one volume in order, (S, 2 n + 1, H, W) float32, for evaluation by case."""
+    depth = len(volume.image)
+    taken = np.stack([_neighborhood(index, depth, neighbors) for index in range(depth)])
+    return torch.from_numpy(volume.image).float()[torch.from_numpy(taken)]
+
+
+def chosen_slices(volume: Volume, slices: SliceChoice) -> list[int]:
+    """Return the slices of a volume that a choice keeps, from feet to head."""
+    depth = len(volume.mask)
+    if slices == "all":
+        return list(range(depth))
+    foreground = np.flatnonzero(volume.mask.reshape(depth, -1).any(axis=1)).tolist()
+    if slices == "published":
+        return [index for index in foreground if 0 < index < depth - 1]
+    return foreground
+
+
+def _neighborhood(index: int, depth: int, neighbors: int) -> np.ndarray:
+    return np.clip(np.arange(index - neighbors, index + neighbors + 1), 0, depth - 1)

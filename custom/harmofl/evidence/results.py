@@ -1,0 +1,135 @@
+"""The schema of results.json and of the lines of round_metrics.jsonl."""
+
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+RESULTS_FILE, ROUNDS_FILE, REPORT_FILE = "results.json", "round_metrics.jsonl", "report.html"
+
+
+class ResultsError(ValueError):
+    """A results file that does not follow the schema; one line with file and key."""
+
+
+class Record(BaseModel):
+    """A part of the evidence: unknown keys are refused, numbers are finite or null."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+class ScoreSummary(Record):
+    """A score over the cases of one split: mean, 95 % interval of the mean, and the cases, null where undefined."""
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    n: int
+    undefined: int
+    per_case: list[float | None]
+
+
+class SiteResult(Record):
+    """One site: what it used and skipped, how the models score there, what left it."""
+
+    cases_used: dict[str, int]
+    cases_skipped: dict[str, int]
+    validation: float | None
+    test: dict[str, ScoreSummary]
+    test_final_model: dict[str, ScoreSummary]
+    bytes_sent: dict[str, int]
+    rounds_accepted: int
+    amplitude_sent: bool
+
+
+class RoundRecord(Record):
+    """One round: scores are of the model that the round began with, losses of its training."""
+
+    round: int
+    validation: dict[str, float | None]
+    validation_mean: float | None
+    loss: dict[str, float | None]
+    steps: dict[str, int]
+    skipped_steps: dict[str, int]
+    seconds: dict[str, float]
+    sites_accepted: list[str]
+    sites_refused: dict[str, str]
+    bytes_sent: dict[str, int]
+    server_resident_mib: float
+
+
+class WorstSite(Record):
+    """The site with the lowest mean of the key score."""
+
+    site: str
+    mean: float
+
+
+class AmplitudeRecord(Record):
+    """How the global amplitude came about."""
+
+    sites: list[str]
+    images: int
+
+
+class Results(Record):
+    """results.json."""
+
+    format: int
+    experiment: dict[str, Any]
+    experiment_hash: str
+    run_id: str
+    method: str
+    demo: bool
+    seed: int
+    rounds: int
+    best_round: int
+    best_reason: str
+    key_score: str
+    sites: dict[str, SiteResult]
+    mean_over_sites: dict[str, float | None]
+    mean_over_sites_final_model: dict[str, float | None]
+    worst_site: WorstSite | None
+    sites_expected: list[str]
+    sites_accepted: list[list[str]]
+    sites_without_test: list[str]
+    amplitude: AmplitudeRecord | None
+    privacy: str
+    model_sha256: dict[str, str]
+    versions: dict[str, str]
+    seconds: float
+
+
+def read_results(path: Path) -> Results:
+    """Read and validate results.json.
+
+    Raises:
+        ResultsError: the file is missing, no JSON, or does not follow the schema.
+    """
+    try:
+        return Results.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read ({error.strerror}); did the run finish?") from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        raise ResultsError(f"{path}: {key}: {problem['msg']}") from None
+
+
+def read_rounds(path: Path) -> list[RoundRecord]:
+    """Read and validate round_metrics.jsonl.
+
+    Raises:
+        ResultsError: the file is missing or a line does not follow the schema; names the line.
+    """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read ({error.strerror})") from None
+    records = []
+    for number, line in enumerate(lines, start=1):
+        try:
+            records.append(RoundRecord.model_validate_json(line))
+        except ValidationError as error:
+            raise ResultsError(f"{path}: line {number}: {error.errors()[0]['msg']}") from None
+    return records

@@ -1,0 +1,277 @@
+"""Experiment: the one frozen, validated description of a run, read from a job's experiment.json."""
+
+import hashlib
+import json
+from difflib import get_close_matches
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from harmofl.methods import PRESETS, method_overrides
+
+FILE_NAME = "experiment.json"
+
+
+class ExperimentError(ValueError):
+    """An experiment that cannot be used; the message is one line a person can act on."""
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, unknown keys refused, no silent conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+Positive = Annotated[float, Field(gt=0)]
+Count = Annotated[int, Field(ge=1)]
+Fraction = Annotated[float, Field(gt=0, lt=1)]
+
+
+class DataSettings(Section):
+    """What a site reads: image size in pixels, intensity window, slices and split.
+
+    `simulated_root` may hold {SITE_NAME} and counts in simulation only: elsewhere a job never chooses a path at a site.
+    """
+
+    height: Annotated[int, Field(ge=64)]
+    width: Annotated[int, Field(ge=64)]
+    upper_percentile: Annotated[float, Field(gt=50, le=100)] = 99.0
+    slices: Literal["all", "foreground", "published"] = "all"
+    split: Literal["patient", "as_published"] = "patient"
+    fractions: tuple[Fraction, Fraction, Fraction] = Field(default=(0.64, 0.16, 0.20), strict=False)
+    aliases: dict[str, list[str]] = {}
+    simulated_root: str | None = None
+
+    @model_validator(mode="after")
+    def _fractions_fill_one(self) -> Self:
+        if abs(sum(self.fractions) - 1) > 1e-9:
+            raise ValueError(f"fractions of training, validation and test must add up to 1, not {sum(self.fractions)}")
+        if any(abs(fraction * 25 - round(fraction * 25)) > 1e-6 for fraction in self.fractions):
+            raise ValueError("fractions must be multiples of 0.04: cases are dealt to the splits in blocks of 25")
+        return self
+
+
+class NetworkSettings(Section):
+    """Network by name, its base width in channels and its norm layer."""
+
+    name: Literal["unet", "densenet121"]
+    width: Count = 32
+    norm: Literal["instance", "batch", "batch_stats"]
+
+
+class AmplitudeSettings(Section):
+    """Intensity step and amplitude step; the preset fills what is not set."""
+
+    preset: Literal["robust", "as_described", "as_published"]
+    intensity: Literal["window", "zscore", "none"]
+    region: Literal["off", "dc", "low", "full", "site_gain"]
+    low_fraction: Annotated[float, Field(gt=0, le=0.5)] = 0.1
+    estimation: Literal["first_batch", "running_mean", "before_training"]
+    momentum: Fraction = 0.1
+    average: Literal["sites", "images"] = "sites"
+    minimum_cases: Count = 5
+    minimum_sites: Count
+
+    @model_validator(mode="after")
+    def _mean_shift_needs_a_mean(self) -> Self:
+        if self.region == "dc" and self.intensity == "zscore":
+            raise ValueError(
+                "region 'dc' does nothing after 'zscore', which sets every mean to 0; use intensity 'window'"
+            )
+        return self
+
+
+class PerturbationSettings(Section):
+    """Length alpha of the ascent step over all parameters (Eq 6); 0 switches it off."""
+
+    alpha: Annotated[float, Field(ge=0)] = 0.05
+
+
+class TrainingSettings(Section):
+    """Local training at a site."""
+
+    optimizer: Literal["adam", "sgd"]
+    learning_rate: Positive
+    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
+    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    batch_size: Count
+    local_epochs: Count = 1
+    augmentation: Literal["none", "flip_rotate"] = "flip_rotate"
+    clip_norm: Positive | None = None
+    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    keep_moments: bool = True
+
+
+class FederationSettings(Section):
+    """Rounds and rules of the federation; times in seconds."""
+
+    rounds: Count
+    minimum_sites: Count
+    weights: Literal["uniform", "samples"] = "uniform"
+    server_learning_rate: Positive = 1.0
+    round_timeout: Annotated[int, Field(ge=60)] = 24 * 3600
+    straggler_wait: Annotated[int, Field(ge=0)] = 600
+    resume_from: str | None = None
+
+
+class DemoSettings(Section):
+    """What a simulated run without data uses: overrides of this experiment and the look of each site's scanner."""
+
+    overrides: dict[str, Any] = {}
+    cases: Count
+    matrix: Annotated[int, Field(ge=64)] = 96
+    slices: Annotated[int, Field(ge=3)] = 12
+    scanners: dict[str, str] = {}
+
+
+class Experiment(Section):
+    """The resolved settings of one run. Two sides that hold equal hashes run the same experiment."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
+    task: str
+    method: str = "harmofl"
+    seed: Annotated[int, Field(ge=0)] = 0
+    data: DataSettings
+    network: NetworkSettings
+    amplitude: AmplitudeSettings
+    perturbation: PerturbationSettings = PerturbationSettings()
+    training: TrainingSettings
+    federation: FederationSettings
+    demo: DemoSettings | None = None
+
+    @property
+    def hash(self) -> str:
+        """First 16 hex digits of the SHA-256 over the settings that decide the result."""
+        settings = self.model_dump(mode="json", exclude={"federation": {"resume_from"}})
+        return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
+    """Read experiment.json as written, before presets, method and demo are applied.
+
+    Args:
+        path: the file.
+        shown: how messages call it, where its path must not be told.
+
+    Raises:
+        ExperimentError: the file is missing or no JSON object; names the file and, for JSON, line and column.
+    """
+    shown = shown or str(path)
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ExperimentError(f"{shown}: cannot be read ({error.strerror}); every job needs it in app/config") from None
+    except json.JSONDecodeError as error:
+        raise ExperimentError(f"{shown}: line {error.lineno} column {error.colno}: {error.msg}") from None
+    if not isinstance(settings, dict):
+        raise ExperimentError(f"{shown}: must hold one JSON object, not a {type(settings).__name__}")
+    return settings
+
+
+def resolve(settings: dict[str, Any], *, demo: bool = False, source: str = FILE_NAME) -> Experiment:
+    """Apply, in this order, the method, the demo overrides and the amplitude preset, then validate.
+
+    A method is a few overrides of the written settings; the demo's are stronger, since they only make a run small;
+    the preset fills only what is still not set.
+
+    Args:
+        settings: experiment.json as read.
+        demo: apply the overrides of its `demo` section.
+        source: what the settings were read from, for messages.
+
+    Raises:
+        ExperimentError: one line with source, key, value and, for an unknown key, the nearest known name.
+    """
+    merged: dict[str, Any] = json.loads(json.dumps(settings))
+    try:
+        for key, value in method_overrides(merged.get("method", "harmofl")).items():
+            set_key(merged, key, value)
+        if demo:
+            section = merged.get("demo")
+            if not isinstance(section, dict):
+                raise ExperimentError("demo: this job has no demo settings; give data (HARMOFL_DATA_ROOT or --data)")
+            for key, value in section.get("overrides", {}).items():
+                set_key(merged, key, value)
+        _fill_from_preset(merged)
+        return Experiment.model_validate_json(json.dumps(merged))
+    except ValidationError as error:
+        raise ExperimentError(f"{source}: {_first_problem(error)}") from None
+    except (ExperimentError, ValueError) as error:
+        raise ExperimentError(f"{source}: {error}") from None
+
+
+def set_key(settings: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set `section.key` in place. Unknown names are refused later, by validation, with the nearest known one.
+
+    Raises:
+        ExperimentError: the path runs through something that is not a section.
+    """
+    *sections, last = dotted.split(".")
+    place = settings
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ExperimentError(f"{dotted}: '{section}' is not a section")
+    place[last] = value
+
+
+def parse_assignment(text: str) -> tuple[str, Any]:
+    """Split `key=value` of the command line; the value is JSON where it parses as JSON, else a string.
+
+    Raises:
+        ExperimentError: no '=' or an empty key.
+    """
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise ExperimentError(f"--set {text}: write it as section.key=value, for example training.local_epochs=2")
+    try:
+        return key, json.loads(value)
+    except json.JSONDecodeError:
+        return key, value
+
+
+def _fill_from_preset(settings: dict[str, Any]) -> None:
+    """Let the amplitude preset set the intensity step, region, estimation and norm layer that are not set."""
+    amplitude = settings.setdefault("amplitude", {})
+    if not isinstance(amplitude, dict):
+        raise ExperimentError(f"amplitude: must be a section, not {amplitude!r}")
+    name = amplitude.setdefault("preset", "robust")
+    if name not in PRESETS:
+        raise ExperimentError(f"amplitude.preset: {name!r} is none of {', '.join(PRESETS)}{_nearest(name, PRESETS)}")
+    for key, value in PRESETS[name].items():
+        section, _, last = key.partition(".")
+        if isinstance(settings.get(section, {}), dict):
+            settings.setdefault(section, {}).setdefault(last, value)
+
+
+def _first_problem(error: ValidationError) -> str:
+    """One line for the first problem: key, value, what is allowed."""
+    problem = error.errors()[0]
+    key = ".".join(str(part) for part in problem["loc"]) or "experiment"
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: unknown setting (value {_short(problem['input'])}){_nearest(key, _known_keys(Experiment))}"
+    if problem["type"] == "missing":
+        return f"{key}: is missing"
+    value = "" if isinstance(problem["input"], dict) else f", not {_short(problem['input'])}"
+    return f"{key}: {problem['msg'].removeprefix('Value error, ')}{value}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _known_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in section.model_fields.items():
+        keys.append(prefix + name)
+        inner = field.annotation
+        if isinstance(inner, type) and issubclass(inner, BaseModel):
+            keys += _known_keys(inner, f"{prefix}{name}.")
+    return keys
+
+
+def _nearest(name: str, known: Any) -> str:
+    matches = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

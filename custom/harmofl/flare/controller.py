@@ -1,0 +1,248 @@
+"""HarmoFLScatterAndGather: FLARE's rounds, with the amplitude gathered and frozen and a final evaluation."""
+
+from nvflare.apis.client import Client
+from nvflare.apis.controller_spec import ClientTask, Task
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.app_common.abstract.model import ModelLearnableKey
+from nvflare.app_common.app_constant import AppConstants
+from nvflare.app_common.app_event_type import AppEventType
+from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
+
+from harmofl.core.aggregation import ContributionError
+from harmofl.experiment import ExperimentError
+from harmofl.flare.aggregator import AmplitudeGathering
+from harmofl.flare.persistor import BEST_MODEL, FINAL_MODEL, save_model_file
+from harmofl.flare.progress import PROGRESS, show_progress_on_console
+from harmofl.flare.record import close_round, mean_validation, write_evidence
+from harmofl.flare.server_run import ServerRun, open_run
+from harmofl.flare.state import Checkpoint, StateError
+from harmofl.flare.wire import (
+    AMPLITUDE_TASK,
+    EVALUATE_TASK,
+    TRAIN_TASK,
+    MessageError,
+    ModelMessage,
+    UpdateMessage,
+    pack_model,
+    payload_bytes,
+    read_error,
+    unpack_update,
+)
+
+
+class HarmoFLScatterAndGather(ScatterAndGather):
+    """Adds to ScatterAndGather the amplitude, a count of accepted results, the best round, evaluation and resume.
+
+    Rounds, time limits and the number of sites come from experiment.json, not from FLARE's own configuration.
+    """
+
+    run: ServerRun
+
+    def __init__(
+        self,
+        aggregator_id: str = "aggregator",
+        persistor_id: str = "persistor",
+        shareable_generator_id: str = "shareable_generator",
+    ) -> None:
+        """Name the components; everything else is read when the job starts."""
+        super().__init__(
+            min_clients=1,
+            num_rounds=1,
+            aggregator_id=aggregator_id,
+            persistor_id=persistor_id,
+            shareable_generator_id=shareable_generator_id,
+            train_task_name=TRAIN_TASK,
+            snapshot_every_n_rounds=0,
+        )
+        self._closing_lines: list[str] = []
+        show_progress_on_console()
+
+    def start_controller(self, fl_ctx: FLContext) -> None:
+        """Resolve the experiment, take over a checkpoint where the job names one, announce the run."""
+        try:
+            self.run = open_run(fl_ctx, [client.name for client in self._engine.get_clients()])
+            settings = self.run.experiment.federation
+            self._min_clients = settings.minimum_sites
+            self._wait_time_after_min_received = settings.straggler_wait
+            self._train_timeout = settings.round_timeout
+            self._start_round = self.run.start_round
+            self._num_rounds = max(0, settings.rounds - self.run.start_round)
+            self._announce(fl_ctx)
+            super().start_controller(fl_ctx)
+        except (ExperimentError, StateError, ValueError) as error:
+            self.system_panic(str(error), fl_ctx)
+
+    def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Gather the amplitude where it is estimated before training, run the rounds, evaluate, write the evidence."""
+        if self.run.gathers_before_training and self.run.amplitude is None:
+            self._gather_amplitude(abort_signal, fl_ctx)
+        if abort_signal.triggered:
+            return
+        super().control_flow(abort_signal, fl_ctx)
+        if abort_signal.triggered or self._current_round != self.run.experiment.federation.rounds:
+            return
+        self._evaluate(abort_signal, fl_ctx)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Close the round's books between the last answer and the aggregation."""
+        super().handle_event(event_type, fl_ctx)
+        if event_type == AppEventType.ROUND_STARTED:
+            self.run.refused.clear()
+        elif event_type == AppEventType.BEFORE_AGGREGATION:
+            self._before_aggregation(fl_ctx)
+        elif event_type == EventType.END_RUN:
+            # the last lines of the run, after what the framework says while it ends the sites' processes
+            for line in self._closing_lines:
+                PROGRESS.info(line)
+
+    def process_result_of_unknown_task(
+        self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
+    ) -> None:
+        """Refuse an answer that came after its task had ended."""
+        self.log_warning(fl_ctx, f"{client.name}: answer to {task_name} came too late and is not used")
+
+    def _accept_train_result(
+        self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
+    ) -> bool:
+        self._note_failure(client_name, result, fl_ctx)
+        accepted: bool = super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
+        return accepted
+
+    def _announce(self, fl_ctx: FLContext) -> None:
+        run = self.run
+        if run.demo:
+            PROGRESS.info("DEMO: no data root is set, all sites train on synthetic data; no clinical meaning")
+        start = f", resumed at round {run.start_round}" if run.start_round else ""
+        PROGRESS.info(
+            f"experiment {run.experiment.name} {run.experiment.hash}, method {run.experiment.method}, "
+            f"{run.experiment.federation.rounds} rounds, sites {', '.join(run.expected)}{start}",
+        )
+
+    def _before_aggregation(self, fl_ctx: FLContext) -> None:
+        """Check that enough sites were accepted, freeze an amplitude that came along, pick the best round."""
+        run, accepted = self.run, sorted(self.aggregator.accepted)
+        if len(accepted) < self._min_clients:
+            missing = "; ".join(
+                f"{site}: {run.refused.get(site, 'no answer')}" for site in run.expected if site not in accepted
+            )
+            self.system_panic(
+                f"round {self._current_round}: {len(accepted)} of {len(run.expected)} sites accepted, "
+                f"{self._min_clients} are needed ({missing})",
+                fl_ctx,
+            )
+            return
+        gathered = self.aggregator.gathered_amplitude()
+        if run.estimates_in_first_round and run.amplitude is None and not self._freeze(gathered, fl_ctx):
+            return
+        record = close_round(run, self._current_round, accepted)
+        PROGRESS.info(
+            f"round {record.round}: {len(accepted)} of {len(run.expected)} sites accepted, "
+            f"received model scores {_shown(record.validation_mean)} on validation",
+        )
+        # what was validated in this round is the aggregate of the round before
+        self._keep_if_best(record.validation_mean, self._current_round - 1, fl_ctx)
+
+    def _keep_if_best(self, score: float | None, round_number: int, fl_ctx: FLContext) -> None:
+        run = self.run
+        if round_number < 0 or score is None or (run.best_score is not None and score <= run.best_score):
+            return
+        run.best_round, run.best_score = round_number, score
+        weights = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
+        save_model_file(weights, run, round_number + 1, run.folder / BEST_MODEL)
+
+    def _gather_amplitude(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        gathering = AmplitudeGathering(self.run.experiment)
+
+        def received(site: str, update: UpdateMessage) -> None:
+            if update.amplitude is None:
+                self.log_warning(fl_ctx, f"{site}: sends no amplitude; it trains with the global one")
+                return
+            gathering.add(site, update.amplitude)
+            self.run.count_bytes(site, payload_bytes(update))
+
+        self._ask(AMPLITUDE_TASK, Shareable(), received, abort_signal, fl_ctx)
+        if not abort_signal.triggered:
+            self._freeze(gathering, fl_ctx)
+
+    def _freeze(self, gathering: AmplitudeGathering | None, fl_ctx: FLContext) -> bool:
+        run = self.run
+        sites = sorted(gathering.sites) if gathering else []
+        needed = run.experiment.amplitude.minimum_sites
+        if gathering is None or len(sites) < needed:
+            self.system_panic(
+                f"the amplitude of {len(sites)} sites arrived ({', '.join(sites) or 'none'}), {needed} are needed "
+                "(amplitude.minimum_sites)",
+                fl_ctx,
+            )
+            return False
+        run.amplitude, run.amplitude_sites = gathering.result(), sites
+        PROGRESS.info(f"amplitude frozen: {run.amplitude.images} images of {', '.join(sites)}")
+        return True
+
+    def _evaluate(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
+        """Have every site score the final and the best model on its test data, then write the evidence."""
+        run = self.run
+        weights = self._global_weights[ModelLearnableKey.WEIGHTS]
+        best = None
+        if run.best_round is not None:
+            stored = Checkpoint.load(run.folder / BEST_MODEL).model
+            best = {name: value.numpy() for name, value in stored.items()}
+        answers: dict[str, UpdateMessage] = {}
+        task_data = pack_model(ModelMessage(weights, run.amplitude, best))
+        self._ask(EVALUATE_TASK, task_data, answers.__setitem__, abort_signal, fl_ctx)
+        if abort_signal.triggered:
+            return
+        final_score = mean_validation({site: answer.numbers.get("validation") for site, answer in answers.items()})
+        self._keep_if_best(final_score, self._current_round - 1, fl_ctx)
+        if run.best_round is None:
+            run.best_round = self._current_round - 1
+            save_model_file(weights, run, self._current_round, run.folder / BEST_MODEL)
+        save_model_file(weights, run, self._current_round, run.folder / FINAL_MODEL)
+        self._closing_lines = write_evidence(run, {site: answer.numbers for site, answer in answers.items()})
+        if len(answers) < self._min_clients:
+            self.system_panic(f"evaluation: {len(answers)} sites answered, {self._min_clients} are needed", fl_ctx)
+
+    def _ask(self, task_name: str, data: Shareable, received, abort_signal: Signal, fl_ctx: FLContext) -> None:  # type: ignore[no-untyped-def]
+        """Send one task to all sites and hand every readable answer to `received`; panics where too few can answer."""
+        failed: set[str] = set()
+
+        def take(client_task: ClientTask, fl_ctx: FLContext) -> None:
+            site, result = client_task.client.name, client_task.result
+            if self._note_failure(site, result, fl_ctx):
+                failed.add(site)
+                if len(self.run.expected) - len(failed) < self._min_clients:
+                    self.system_panic(
+                        f"{task_name}: {', '.join(sorted(failed))} failed, too few sites are left", fl_ctx
+                    )
+                return
+            try:
+                received(site, unpack_update(result))
+            except (ContributionError, MessageError) as error:
+                self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {error}")
+            client_task.result = None
+
+        self.run.header(self._current_round or self._start_round).attach(data)
+        self.broadcast_and_wait(
+            task=Task(name=task_name, data=data, timeout=self._train_timeout, result_received_cb=take),
+            min_responses=self._min_clients,
+            wait_time_after_min_received=self._wait_time_after_min_received,
+            fl_ctx=fl_ctx,
+            abort_signal=abort_signal,
+        )
+
+    def _note_failure(self, site: str, result: Shareable, fl_ctx: FLContext) -> bool:
+        """Log and keep why a site could not do its task; True where it could not."""
+        if result.get_return_code() in (ReturnCode.OK, None):
+            return False
+        code, reason = read_error(result)
+        self.run.refused[site] = f"{code}: {reason}"
+        self.log_error(fl_ctx, f"{site} failed: {code}: {reason}")
+        return True
+
+
+def _shown(score: float | None) -> str:
+    return "undefined" if score is None else f"{score:.3f}"

@@ -1,0 +1,127 @@
+"""HarmoFLExecutor: receives a task at a site, lets the participant do it, answers with a result or a reason."""
+
+import os
+
+from nvflare.apis.executor import Executor
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_context import FLContext
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.signal import Signal
+
+import harmofl
+from harmofl.experiment import ExperimentError
+from harmofl.flare.progress import PROGRESS, show_progress_on_console
+from harmofl.flare.site import SiteError, resolve_job, site_config
+from harmofl.flare.wire import (
+    AMPLITUDE_TASK,
+    EVALUATE_TASK,
+    TRAIN_TASK,
+    MessageError,
+    TaskHeader,
+    UpdateMessage,
+    error_reply,
+    pack_update,
+    read_header,
+    unpack_model,
+)
+
+
+class HarmoFLExecutor(Executor):
+    """Does the tasks `amplitude`, `train` and `evaluate`. It holds no state: each task may run in a new process."""
+
+    def __init__(self) -> None:
+        """Let the console show progress lines."""
+        super().__init__()
+        show_progress_on_console()
+
+    def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """Do one task.
+
+        Returns:
+            The packed result, TASK_UNKNOWN, TASK_ABORTED, or an error reply with a code and one line; the exception
+            itself, which may name files, stays in the site's log.
+        """
+        if task_name not in (AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK):
+            return make_reply(ReturnCode.TASK_UNKNOWN)
+        try:
+            return self._perform(task_name, shareable, fl_ctx, abort_signal)
+        except Exception as error:
+            return self._explain(error, task_name, fl_ctx)
+
+    def _perform(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        # torch and MONAI are needed from here on; what only registers the executor stays quick to import
+        from harmofl.flare.participant import Participant
+
+        header = read_header(shareable)
+        site = site_config(fl_ctx)
+        if header.demo != site.demo:
+            raise SiteError("demo_differs", _demo_difference(site.name, header.demo))
+        experiment = resolve_job(fl_ctx, header.demo)
+        if experiment.hash != header.experiment_hash:
+            raise SiteError(
+                "experiment_differs",
+                f"site {site.name} resolves experiment {experiment.hash}, the server {header.experiment_hash}; "
+                "both need the same job and the same harmofl version",
+            )
+        self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")
+        participant = Participant(experiment, site, header.run_id, lambda: abort_signal.triggered, self.logger)
+        result = self._dispatch(participant, task_name, header, shareable)
+        self._report(task_name, header, result, fl_ctx)
+        return pack_update(result)
+
+    @staticmethod
+    def _dispatch(participant, task_name: str, header: TaskHeader, shareable: Shareable) -> UpdateMessage:  # type: ignore[no-untyped-def]
+        if task_name == AMPLITUDE_TASK:
+            return participant.estimate_amplitude()
+        received = unpack_model(shareable)
+        if task_name == TRAIN_TASK:
+            return participant.train(header.round_number, received)
+        return participant.evaluate(received)
+
+    def _report(self, task_name: str, header: TaskHeader, result: UpdateMessage, fl_ctx: FLContext) -> None:
+        """One line for whoever watches this site."""
+        numbers, name = result.numbers, fl_ctx.get_identity_name()
+        if task_name == TRAIN_TASK:
+            score = numbers["validation"]
+            shown = "undefined" if score is None else f"{score:.3f}"
+            PROGRESS.info(
+                f"{name} round {header.round_number}: received model scores {shown} on validation, "
+                f"loss {numbers['loss']:.3f} over {numbers['steps']} steps, {numbers['seconds']:.0f} s",
+            )
+        elif task_name == AMPLITUDE_TASK and result.amplitude is not None:
+            PROGRESS.info(f"{name}: amplitude of {result.amplitude.images} images measured")
+
+    def _explain(self, error: Exception, task_name: str, fl_ctx: FLContext) -> Shareable:
+        """Turn an exception into a reply that may leave the site, and log the whole of it here."""
+        import torch
+
+        from harmofl.core.training import TrainingError, TrainingStoppedError
+        from harmofl.data.findings import DataRootError
+
+        name = fl_ctx.get_identity_name()
+        if isinstance(error, TrainingStoppedError):
+            return make_reply(ReturnCode.TASK_ABORTED)
+        if isinstance(error, SiteError):
+            code, line = error.code, str(error)
+        elif isinstance(error, DataRootError):
+            # the message names folders: it stays here, the server gets the code
+            code, line = "data_root", f"site {name}: its data folder cannot be used; see the site's log"
+        elif isinstance(error, TrainingError | MessageError | ExperimentError):
+            code, line = type(error).__name__, f"site {name}: {error}"
+        elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+            code = "out_of_memory"
+            line = f"site {name} ran out of memory; lower training.batch_size or data.height and data.width"
+        else:
+            code, line = "internal_error", f"site {name} failed in {task_name} ({type(error).__name__}); see its log"
+            self.log_exception(fl_ctx, f"{task_name} failed")
+        detail = getattr(error, "detail", "") or (str(error) if isinstance(error, DataRootError) else "")
+        self.log_error(fl_ctx, f"{line}{' | ' + detail if detail else ''}")
+        return error_reply(code, line)
+
+
+def _demo_difference(site: str, server_demo: bool) -> str:
+    if server_demo:
+        return (
+            f"the server runs the demo, but site {site} is set up with data of its own; it does not train on demo data"
+        )
+    return f"the server runs on real data, but site {site} found none; give it data (HARMOFL_DATA_ROOT)"

@@ -1,0 +1,275 @@
+"""What a site computes for each task: amplitude statistic, one round of training, evaluation."""
+
+import math
+import time
+from collections.abc import Callable
+from functools import cached_property
+from logging import Logger
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from harmofl.core.amplitude import AmplitudeNormalization, Estimation
+from harmofl.core.networks import build_network
+from harmofl.core.perturbation import WeightPerturbation
+from harmofl.core.training import (
+    RoundSettings,
+    TrainingError,
+    TrainingStoppedError,
+    batches,
+    build_optimizer,
+    fit_round,
+    load_arrays,
+    predict,
+    seed_of,
+    state_arrays,
+)
+from harmofl.experiment import Experiment
+from harmofl.flare.site import SiteConfig, SiteError
+from harmofl.flare.state import SiteState
+from harmofl.flare.wire import AmplitudeStatistic, Arrays, ModelMessage, UpdateMessage
+from harmofl.tasks import Evaluation, SiteData, load_task
+
+
+class Participant:
+    """One site in one run. Nothing it needs for the next task is kept in memory alone."""
+
+    def __init__(
+        self, experiment: Experiment, site: SiteConfig, run_id: str, should_stop: Callable[[], bool], logger: Logger
+    ) -> None:
+        """Bind a resolved experiment to a site; nothing is read yet."""
+        self._experiment = experiment
+        self._site = site
+        self._state = SiteState(site.state_root / "state", run_id)
+        self._should_stop = should_stop
+        self._logger = logger
+        self._task = load_task(experiment.task)
+        if site.threads:
+            torch.set_num_threads(site.threads)
+
+    @cached_property
+    def data(self) -> SiteData:
+        """This site's data, read once a process; findings are logged here and leave the site as counts only."""
+        folder, experiment = self._site.state_root, self._experiment
+        if self._site.data_root is None:
+            cases = folder / "demo_data" / self._site.name
+            self._task.write_demo(cases, self._site.name, experiment)
+        else:
+            cases = self._task.locate(self._site.data_root, self._site.name, experiment)
+        data = self._task.open_site(cases, experiment, folder / "cache")
+        self._log_findings(data)
+        if not data.cases.get("training"):
+            raise SiteError("no_data", f"site {self._site.name} has no case to train on; run harmofl check at the site")
+        return data
+
+    def _log_findings(self, data: SiteData) -> None:
+        """Log what was found once a run, not in every task; files with the same notice share a line."""
+        if self._state.load_once("findings") is not None:
+            return
+        notices: dict[str, list[str]] = {}
+        for finding in data.findings:
+            if finding.severity == "notice":
+                notices.setdefault(finding.message, []).append(finding.subject)
+            else:
+                self._logger.warning(str(finding))
+        for message, subjects in notices.items():
+            more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
+            self._logger.info(f"notice: {subjects[0]}{more}: {message}")
+        self._state.save_once("findings", {"count": len(data.findings)})
+
+    @cached_property
+    def device(self) -> torch.device:
+        """The device that this site's settings name, or the GPU where there is one."""
+        if self._site.device == "auto":
+            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        if self._site.device.startswith("cuda") and not torch.cuda.is_available():
+            raise SiteError("no_gpu", f"site {self._site.name} asks for a GPU and has none; set device to auto or cpu")
+        return torch.device(self._site.device)
+
+    def estimate_amplitude(self) -> UpdateMessage:
+        """The exact mean of the training images' amplitude statistics (estimation `before_training`)."""
+        statistic = self._exact_statistic()
+        self._state.save_once("amplitude", {"own": torch.as_tensor(statistic.values), "images": statistic.images})
+        sent = statistic if self._may_send_amplitude() else None
+        return UpdateMessage(amplitude=sent, numbers=self._counts())
+
+    def train(self, round_number: int, received: ModelMessage) -> UpdateMessage:
+        """Score the received model on validation data, train it for one round, answer with the difference."""
+        started = time.monotonic()
+        experiment, settings = self._experiment, self._experiment.training
+        network = self._network(received.weights)
+        normalization = self._normalization(received.amplitude)
+        validation = self._evaluate(network, normalization, self.data.validation)
+        optimizer = WeightPerturbation(
+            build_optimizer(
+                network, settings.optimizer, settings.learning_rate, settings.momentum, settings.weight_decay
+            ),
+            experiment.perturbation.alpha,
+            network,
+        )
+        self._restore(optimizer, round_number)
+        before = state_arrays(network)
+        result = fit_round(
+            network,
+            normalization,
+            optimizer,
+            self._task.loss(),
+            self.data.training,
+            settings=self._round_settings(),
+            seed=seed_of(experiment.seed, self._site.name, round_number),
+            should_stop=self._should_stop,
+        )
+        difference = _difference(before, state_arrays(network))
+        statistic = self._statistic_of_first_round(received, normalization)
+        self._state.save_round(round_number, {"optimizer": optimizer.state_dict()})
+        numbers = self._counts() | {
+            "steps": result.steps,
+            "skipped_steps": result.skipped_steps,
+            "images": result.images,
+            "loss": result.loss,
+            "validation": validation.key_score,
+            "seconds": round(time.monotonic() - started, 2),
+        }
+        return UpdateMessage(difference, statistic, numbers)
+
+    def evaluate(self, received: ModelMessage) -> UpdateMessage:
+        """Score the final and the best model on the test data, which no other task touches."""
+        normalization = self._normalization(received.amplitude)
+        network = self._network(received.weights)
+        final_validation = self._evaluate(network, normalization, self.data.validation)
+        test = {"final": self._evaluate(network, normalization, self.data.test).scores}
+        if received.best_weights is not None:
+            load_arrays(network, received.best_weights)
+            test["best"] = self._evaluate(network, normalization, self.data.test).scores
+        numbers = self._counts() | {"validation": final_validation.key_score, "test": test}
+        return UpdateMessage(numbers=numbers)
+
+    def _network(self, weights: Arrays) -> nn.Module:
+        settings, task = self._experiment.network, self._task
+        network = build_network(
+            settings.name,
+            task.in_channels,
+            task.classes,
+            width=settings.width,
+            norm=settings.norm,
+            seed=self._experiment.seed,
+        )
+        load_arrays(network, weights)
+        return network.to(self.device, memory_format=torch.channels_last)
+
+    def _normalization(self, amplitude: AmplitudeStatistic | None) -> AmplitudeNormalization:
+        normalization = build_normalization(self._experiment, self._task.in_channels).to(self.device)
+        if amplitude is None:
+            return normalization
+        normalization.freeze(torch.as_tensor(amplitude.values), amplitude.images)
+        if self._experiment.amplitude.region == "site_gain":
+            normalization.set_own(self._own_profile())
+        return normalization
+
+    def _own_profile(self) -> Tensor:
+        """This site's own mean profile; a site that joined late or lost its state computes it now."""
+        held = self._state.load_once("amplitude")
+        if held is None:
+            statistic = self._exact_statistic()
+            held = {"own": torch.as_tensor(statistic.values), "images": statistic.images}
+            self._state.save_once("amplitude", held)
+        own: Tensor = held["own"]
+        return own
+
+    def _exact_statistic(self) -> AmplitudeStatistic:
+        exact = build_normalization(self._experiment, self._task.in_channels, estimation="before_training")
+        for images, _ in batches(self.data.training, self._experiment.training.batch_size, None, self._site.workers):
+            self._stop_if_asked()
+            exact.observe(images.to(self.device))
+        statistic = exact.local_statistic
+        assert statistic is not None, "a training split is never empty here"
+        return AmplitudeStatistic(statistic.cpu().numpy(), exact.local_images)
+
+    def _statistic_of_first_round(
+        self, received: ModelMessage, normalization: AmplitudeNormalization
+    ) -> AmplitudeStatistic | None:
+        """The statistic gathered while training, where the server does not yet hold a frozen one."""
+        local = normalization.local_statistic
+        if received.amplitude is not None or local is None:
+            return None
+        statistic = AmplitudeStatistic(local.cpu().numpy(), normalization.local_images)
+        self._state.save_once("amplitude", {"own": local.cpu(), "images": statistic.images})
+        return statistic if self._may_send_amplitude() else None
+
+    def _may_send_amplitude(self) -> bool:
+        """The mean amplitude of few cases is close to an image: the stricter of the site's and the job's minimum."""
+        needed = max(self._experiment.amplitude.minimum_cases, self._site.minimum_cases)
+        cases = self.data.cases["training"]
+        if cases < needed:
+            self._logger.warning(f"amplitude not sent: {cases} training cases, at least {needed} are needed")
+        return cases >= needed
+
+    def _restore(self, optimizer: WeightPerturbation, round_number: int) -> None:
+        if not self._experiment.training.keep_moments or round_number == 0:
+            return
+        held = self._state.load_round(round_number - 1)
+        if held is None:
+            self._logger.warning(f"round {round_number}: no state of round {round_number - 1}; moments start anew")
+            return
+        optimizer.load_state_dict(held["optimizer"])
+
+    def _evaluate(self, network: nn.Module, normalization: AmplitudeNormalization, split: Any) -> Evaluation:
+        settings = self._experiment.training
+
+        def logits(images: Tensor) -> Tensor:
+            self._stop_if_asked()
+            return predict(network, normalization, images, settings.batch_size, settings.precision)
+
+        return self._task.evaluate(logits, split)
+
+    def _round_settings(self) -> RoundSettings:
+        settings = self._experiment.training
+        return RoundSettings(
+            batch_size=settings.batch_size,
+            epochs=settings.local_epochs,
+            augmentation=settings.augmentation,
+            clip_norm=settings.clip_norm,
+            precision=settings.precision,
+            workers=self._site.workers,
+        )
+
+    def _counts(self) -> dict[str, Any]:
+        return {"cases": self.data.cases, "skipped": self.data.skipped, "demo": self._site.demo}
+
+    def _stop_if_asked(self) -> None:
+        if self._should_stop():
+            raise TrainingStoppedError("stopped between two batches")
+
+
+def build_normalization(
+    experiment: Experiment, channels: int, estimation: Estimation | None = None
+) -> AmplitudeNormalization:
+    """The intensity and amplitude step that an experiment describes, with another estimation where one is given."""
+    settings = experiment.amplitude
+    return AmplitudeNormalization(
+        intensity=settings.intensity,
+        region=settings.region,
+        low_fraction=settings.low_fraction,
+        estimation=estimation or settings.estimation,
+        momentum=settings.momentum,
+        channels=channels,
+        height=experiment.data.height,
+        width=experiment.data.width,
+    )
+
+
+def _difference(before: Arrays, after: Arrays) -> Arrays:
+    """What training added, entry by entry, in the entry's own type.
+
+    Raises:
+        TrainingError: an entry is not finite, which must not leave the site.
+    """
+    difference = {}
+    for name, old in before.items():
+        change = after[name] - old
+        if not math.isfinite(float(np.sum(change, dtype=np.float64))):
+            raise TrainingError(f"training left values that are not finite in {name}; lower training.learning_rate")
+        difference[name] = change
+    return difference

@@ -1,0 +1,30 @@
+"""Progress lines for whoever watches a run, and a console that shows them instead of the framework's own."""
+
+import logging
+
+from nvflare.fuel.utils.log_utils import ConciseLogFilter
+
+PROGRESS = logging.getLogger("harmofl.progress")
+
+
+class _ProgressFilter(logging.Filter):
+    """Lets progress lines pass, and whatever is a warning or worse."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """Decide on one record."""
+        # FLARE renames a record to the last part of its logger's name and keeps the whole in fullName
+        name = getattr(record, "fullName", record.name)
+        return record.levelno >= logging.WARNING or name == PROGRESS.name
+
+
+def show_progress_on_console() -> None:
+    """Where the console is in FLARE's default mode `concise`, show progress lines only; other modes are left alone.
+
+    The log files keep every line.
+    """
+    for handler in logging.getLogger().handlers:
+        concise = [held for held in handler.filters if isinstance(held, ConciseLogFilter)]
+        if type(handler) is logging.StreamHandler and concise:
+            for held in concise:
+                handler.removeFilter(held)
+            handler.addFilter(_ProgressFilter())

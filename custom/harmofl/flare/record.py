@@ -1,0 +1,189 @@
+"""The run's books: one record a round, and results.json, model hashes and report at the end."""
+
+import hashlib
+import math
+import platform
+import time
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from harmofl.core.scores import summarize
+from harmofl.evidence.report import write_report
+from harmofl.evidence.results import (
+    REPORT_FILE,
+    RESULTS_FILE,
+    ROUNDS_FILE,
+    AmplitudeRecord,
+    Results,
+    RoundRecord,
+    ScoreSummary,
+    SiteResult,
+    WorstSite,
+)
+from harmofl.flare.persistor import BEST_MODEL, FINAL_MODEL
+from harmofl.flare.server_run import ServerRun
+from harmofl.flare.state import write_text_atomically
+from harmofl.tasks import load_task
+
+_PACKAGES = ("harmofl", "nvflare", "torch", "monai", "numpy", "nibabel")
+
+
+def close_round(run: ServerRun, round_number: int, accepted: list[str]) -> RoundRecord:
+    """Turn what the accepted sites reported into the round's record and rewrite round_metrics.jsonl."""
+    numbers = {site: run.numbers[site] for site in accepted}
+    validation = {site: _finite(reported.get("validation")) for site, reported in numbers.items()}
+    record = RoundRecord(
+        round=round_number,
+        validation=validation,
+        validation_mean=mean_validation(validation),
+        loss={site: _finite(reported.get("loss")) for site, reported in numbers.items()},
+        steps={site: int(reported.get("steps", 0)) for site, reported in numbers.items()},
+        skipped_steps={site: int(reported.get("skipped_steps", 0)) for site, reported in numbers.items()},
+        seconds={site: float(reported.get("seconds", 0)) for site, reported in numbers.items()},
+        sites_accepted=accepted,
+        sites_refused=dict(run.refused),
+        bytes_sent={site: sum(kinds.values()) for site, kinds in run.bytes_sent.items()},
+        server_resident_mib=_resident_mib(),
+    )
+    run.rounds.append(record)
+    write_text_atomically("".join(item.model_dump_json() + "\n" for item in run.rounds), run.folder / ROUNDS_FILE)
+    return record
+
+
+def mean_validation(scores: dict[str, float | None]) -> float | None:
+    """Mean over the sites whose score is defined and finite; None where there is none."""
+    defined = [score for score in scores.values() if _finite(score) is not None]
+    return sum(defined) / len(defined) if defined else None  # type: ignore[arg-type]
+
+
+def write_evidence(run: ServerRun, answers: dict[str, dict[str, Any]]) -> list[str]:
+    """Write results.json and report.html.
+
+    Args:
+        run: the finished run.
+        answers: per site what the evaluate task returned.
+
+    Returns:
+        Lines for the screen: a table of test scores by site, and where the files are.
+    """
+    results = _results(run, answers)
+    write_text_atomically(results.model_dump_json(indent=2) + "\n", run.folder / RESULTS_FILE)
+    write_report(results, run.rounds, run.folder / REPORT_FILE)
+    return _table(results) + [
+        f"{label} {run.folder / name}"
+        for label, name in (
+            ("results:    ", RESULTS_FILE),
+            ("report:     ", REPORT_FILE),
+            ("best model: ", BEST_MODEL),
+            ("final model:", FINAL_MODEL),
+        )
+    ]
+
+
+def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
+    experiment, key = run.experiment, load_task(run.experiment.task).key_score
+    best_is_final = run.best_round == experiment.federation.rounds - 1
+    sites = {site: _site_result(site, run, answers.get(site), best_is_final) for site in run.expected}
+    means = {site: result.test[key].mean for site, result in sites.items() if key in result.test}
+    defined = {site: mean for site, mean in means.items() if mean is not None}
+    worst = min(defined, key=lambda site: (defined[site], site)) if defined else None
+    score = "undefined" if run.best_score is None else f"{run.best_score:.3f}"
+    return Results(
+        format=1,
+        experiment=experiment.model_dump(mode="json"),
+        experiment_hash=experiment.hash,
+        run_id=run.run_id,
+        method=experiment.method,
+        demo=run.demo,
+        seed=experiment.seed,
+        rounds=experiment.federation.rounds,
+        best_round=run.best_round if run.best_round is not None else experiment.federation.rounds - 1,
+        best_reason=f"highest mean validation {key} over sites: {score}",
+        key_score=key,
+        sites=sites,
+        mean_over_sites=_means([result.test for result in sites.values()]),
+        mean_over_sites_final_model=_means([result.test_final_model for result in sites.values()]),
+        worst_site=WorstSite(site=worst, mean=defined[worst]) if worst else None,
+        sites_expected=run.expected,
+        sites_accepted=[record.sites_accepted for record in run.rounds],
+        sites_without_test=[site for site in run.expected if site not in defined],
+        amplitude=AmplitudeRecord(sites=run.amplitude_sites, images=run.amplitude.images) if run.amplitude else None,
+        privacy="no formal guarantee: no noise is added; weight differences and one mean amplitude leave a site",
+        model_sha256={name: _sha256(run.folder / name) for name in (BEST_MODEL, FINAL_MODEL)},
+        versions={**{name: _version(name) for name in _PACKAGES}, "python": platform.python_version()},
+        seconds=round(time.monotonic() - run.started, 1),
+    )
+
+
+def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_is_final: bool) -> SiteResult:
+    reported = answer or run.numbers.get(site, {})
+    test = reported.get("test", {})
+    final = {name: _summary(scores) for name, scores in test.get("final", {}).items()}
+    best = final if best_is_final else {name: _summary(scores) for name, scores in test.get("best", {}).items()}
+    return SiteResult(
+        cases_used=reported.get("cases", {}),
+        cases_skipped=reported.get("skipped", {}),
+        validation=_finite(reported.get("validation")),
+        test=best,
+        test_final_model=final,
+        bytes_sent=run.bytes_sent.get(site, {"weights": 0, "amplitude": 0}),
+        rounds_accepted=sum(site in record.sites_accepted for record in run.rounds),
+        amplitude_sent=site in run.amplitude_sites,
+    )
+
+
+def _summary(scores: list[float]) -> ScoreSummary:
+    summary = summarize([float(score) for score in scores])
+    return ScoreSummary(**vars(summary), per_case=[_finite(score) for score in scores])
+
+
+def _means(tests: list[dict[str, ScoreSummary]]) -> dict[str, float | None]:
+    """Mean over sites of each score's mean; sites where it is undefined do not enter."""
+    names = sorted({name for test in tests for name in test})
+    return {
+        name: mean_validation({str(index): test[name].mean for index, test in enumerate(tests) if name in test})
+        for name in names
+    }
+
+
+def _table(results: Results) -> list[str]:
+    key = results.key_score
+    lines = [f"test {key} of the best model (round {results.best_round}) by site: mean, 95 % interval, cases"]
+    for site, result in results.sites.items():
+        score = result.test.get(key)
+        if score is None or score.mean is None:
+            lines.append(f"  {site:<12} undefined")
+            continue
+        interval = "" if score.low is None else f"[{score.low:.3f}, {score.high:.3f}]"
+        lines.append(f"  {site:<12} {score.mean:.3f}  {interval:<16} {score.n}")
+    mean = results.mean_over_sites.get(key)
+    worst = results.worst_site
+    lines.append(f"  {'mean':<12} {'undefined' if mean is None else f'{mean:.3f}'}")
+    if worst:
+        lines.append(f"  {'worst':<12} {worst.mean:.3f}  {worst.site}")
+    return lines
+
+
+def _finite(value: Any) -> float | None:
+    return float(value) if isinstance(value, int | float) and math.isfinite(value) else None
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "unknown"
+
+
+def _resident_mib() -> float:
+    """Resident memory of this process, 0 where the system does not tell."""
+    try:
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+    except (OSError, ValueError, IndexError):
+        return 0.0
+    return round(pages * 4096 / 2**20, 1)

@@ -1,0 +1,117 @@
+"""ServerRun: what the server knows about the run in progress, shared by its components through the FL context."""
+
+import time
+import uuid
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+
+from harmofl.evidence.results import RoundRecord
+from harmofl.experiment import Experiment, ExperimentError, resolve
+from harmofl.flare.site import read_job_settings, server_wants_demo
+from harmofl.flare.state import Checkpoint
+from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
+
+_KEY = "harmofl.run"
+
+
+@dataclass
+class ServerRun:
+    """Everything about a run that is neither the weights nor FLARE's."""
+
+    experiment: Experiment
+    demo: bool
+    folder: Path
+    expected: list[str]
+    run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
+    start_round: int = 0
+    amplitude: AmplitudeStatistic | None = None
+    amplitude_sites: list[str] = field(default_factory=list)
+    best_round: int | None = None
+    best_score: float | None = None
+    rounds: list[RoundRecord] = field(default_factory=list)
+    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    bytes_sent: dict[str, dict[str, int]] = field(default_factory=dict)
+    refused: dict[str, str] = field(default_factory=dict)
+    started: float = field(default_factory=time.monotonic)
+
+    @property
+    def estimates_in_first_round(self) -> bool:
+        """True where sites send their amplitude with their first weights."""
+        settings = self.experiment.amplitude
+        return settings.region != "off" and settings.estimation != "before_training"
+
+    @property
+    def gathers_before_training(self) -> bool:
+        """True where a task of its own gathers the amplitude before the first round."""
+        settings = self.experiment.amplitude
+        return settings.region != "off" and settings.estimation == "before_training"
+
+    def header(self, round_number: int) -> TaskHeader:
+        """What every task of this run carries."""
+        return TaskHeader(self.run_id, self.experiment.hash, self.demo, round_number)
+
+    def count_bytes(self, site: str, sent: dict[str, int]) -> None:
+        """Add the bytes of one answer, by kind."""
+        held = self.bytes_sent.setdefault(site, {"weights": 0, "amplitude": 0})
+        for kind, size in sent.items():
+            held[kind] += size
+
+    def record(self) -> dict[str, Any]:
+        """The part that a checkpoint keeps, as plain JSON data."""
+        return {
+            "best_round": self.best_round,
+            "best_score": self.best_score,
+            "rounds": [record.model_dump() for record in self.rounds],
+            "bytes_sent": self.bytes_sent,
+            "numbers": self.numbers,
+        }
+
+    def continue_from(self, checkpoint: Checkpoint) -> None:
+        """Take over what a checkpoint kept.
+
+        Raises:
+            ExperimentError: the checkpoint belongs to another experiment.
+        """
+        if checkpoint.experiment_hash != self.experiment.hash:
+            raise ExperimentError(
+                f"federation.resume_from: the checkpoint was made by experiment {checkpoint.experiment_hash} "
+                f"({checkpoint.experiment.get('name')}), this job resolves {self.experiment.hash}; use equal settings"
+            )
+        self.run_id = checkpoint.run_id
+        self.start_round = checkpoint.next_round
+        if checkpoint.amplitude is not None:
+            self.amplitude = AmplitudeStatistic(checkpoint.amplitude.numpy(), checkpoint.amplitude_images)
+            self.amplitude_sites = list(checkpoint.amplitude_sites)
+        kept = checkpoint.record
+        self.best_round, self.best_score = kept["best_round"], kept["best_score"]
+        self.rounds = [RoundRecord.model_validate(record) for record in kept["rounds"]]
+        self.bytes_sent, self.numbers = kept["bytes_sent"], kept["numbers"]
+
+
+def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
+    """Resolve the experiment once, take over a checkpoint where the job names one, share it through the context.
+
+    Raises:
+        ExperimentError, StateError: one line for the operator.
+    """
+    settings = read_job_settings(fl_ctx)
+    demo = server_wants_demo(settings, fl_ctx)
+    experiment = resolve(settings, demo=demo)
+    folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
+    run = ServerRun(experiment, demo, folder, sorted(expected))
+    if experiment.federation.resume_from:
+        run.continue_from(Checkpoint.load(Path(experiment.federation.resume_from)))
+    fl_ctx.set_prop(_KEY, run, private=True, sticky=True)
+    return run
+
+
+def current_run(fl_ctx: FLContext) -> ServerRun:
+    """The run that `open_run` shared."""
+    run = fl_ctx.get_prop(_KEY)
+    if not isinstance(run, ServerRun):
+        raise RuntimeError("HarmoFLScatterAndGather must be the workflow of this job: no run was opened")
+    return run

@@ -1,0 +1,114 @@
+"""SiteConfig: what belongs to a hospital and not to a job: its data, its machine, its limits."""
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.fl_context import FLContext
+from nvflare.private.fed.simulator.simulator_server import SimulatorServerEngine
+
+from harmofl.experiment import FILE_NAME, Experiment, read_settings, resolve
+
+DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
+STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
+
+
+class SiteError(RuntimeError):
+    """A site cannot do what was asked; `code` and the message may leave the site, so neither holds paths or names."""
+
+    def __init__(self, code: str, message: str, detail: str = "") -> None:
+        """Keep what the server may know (`code`, `message`) apart from what only the site's log may hold (`detail`)."""
+        super().__init__(message)
+        self.code = code
+        self.detail = detail
+
+
+@dataclass(frozen=True)
+class SiteConfig:
+    """This hospital's settings. `data_root` is None where the run is a simulated demo."""
+
+    name: str
+    simulated: bool
+    data_root: Path | None
+    state_root: Path
+    device: str = "auto"
+    workers: int = 0
+    threads: int | None = None
+    minimum_cases: int = 1
+
+    @property
+    def demo(self) -> bool:
+        """True where this site would train on synthetic data: only in simulation, and only without any data root."""
+        return self.simulated and self.data_root is None
+
+
+def is_simulated(fl_ctx: FLContext) -> bool:
+    """True in FLARE's simulator, on both sides; FLARE 2.9 marks the sites' context only, the server's engine tells."""
+    return bool(fl_ctx.get_prop(FLContextKey.SIMULATE_MODE, False)) or isinstance(
+        fl_ctx.get_engine(), SimulatorServerEngine
+    )
+
+
+def read_job_settings(fl_ctx: FLContext) -> dict[str, Any]:
+    """experiment.json of the running job, from the app's config folder at server or site."""
+    workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    folder = Path(workspace.get_app_config_dir(fl_ctx.get_job_id()))
+    return read_settings(folder / FILE_NAME, shown=FILE_NAME)
+
+
+def server_wants_demo(settings: Mapping[str, Any], fl_ctx: FLContext) -> bool:
+    """True where a simulated run has no data root: neither the environment nor the job names one."""
+    return is_simulated(fl_ctx) and not os.environ.get(DATA_ROOT_VARIABLE) and not _simulated_root(settings)
+
+
+def resolve_job(fl_ctx: FLContext, demo: bool) -> Experiment:
+    """The running job's experiment, resolved with or without its demo overrides."""
+    return resolve(read_job_settings(fl_ctx), demo=demo)
+
+
+def site_config(fl_ctx: FLContext) -> SiteConfig:
+    """Read this site's settings from the environment, its privacy scope and, in simulation, the job.
+
+    The order for the data root is: HARMOFL_DATA_ROOT, the scope's `data_root`, the job's `data.simulated_root`.
+
+    Raises:
+        SiteError: code `no_data_root` outside simulation, naming the two ways to set it.
+    """
+    name = fl_ctx.get_identity_name()
+    simulated = is_simulated(fl_ctx)
+    scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
+    root = os.environ.get(DATA_ROOT_VARIABLE) or scope.get("data_root")
+    if not root and simulated:
+        template = _simulated_root(read_job_settings(fl_ctx))
+        root = template.replace("{SITE_NAME}", name) if template else None
+    if not root and not simulated:
+        raise SiteError(
+            "no_data_root",
+            f"site {name} has no data: set {DATA_ROOT_VARIABLE} before start.sh, or data_root in local/privacy.json",
+        )
+    workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    state = os.environ.get(STATE_ROOT_VARIABLE)
+    return SiteConfig(
+        name=name,
+        simulated=simulated,
+        data_root=Path(root) if root else None,
+        state_root=Path(state) / name if state else Path(workspace.get_root_dir()) / "harmofl",
+        device=str(scope.get("device", "auto")),
+        workers=int(scope.get("workers", 0)),
+        threads=int(scope["threads"]) if "threads" in scope else _simulated_threads() if simulated else None,
+        minimum_cases=int(scope.get("minimum_cases", 1)),
+    )
+
+
+def _simulated_threads() -> int:
+    """Half the cores: the simulated server shares the machine, and threads that wait for a taken core cost most."""
+    return max(1, (os.cpu_count() or 2) // 2)
+
+
+def _simulated_root(settings: Mapping[str, Any]) -> str | None:
+    data = settings.get("data")
+    root = data.get("simulated_root") if isinstance(data, Mapping) else None
+    return str(root) if root else None

@@ -1,0 +1,151 @@
+"""What must last: a site's state between two rounds and the server's checkpoint, in atomic files."""
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_FORMAT = 1
+_GENERATIONS = 2
+
+
+class StateError(RuntimeError):
+    """A state or checkpoint file that cannot be used; one line with the mend."""
+
+
+def save_atomically(content: Any, path: Path) -> None:
+    """Write plain data and tensors with torch.save so that `path` holds the old or the new content, never half."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "wb") as file:
+            torch.save(content, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def write_text_atomically(text: str, path: Path) -> None:
+    """Write a text file so that a reader sees the old or the new content."""
+    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _load(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:
+        raise StateError(
+            f"{path.name} cannot be read ({type(error).__name__}); it is damaged or no HarmoFL file"
+        ) from None
+
+
+class SiteState:
+    """A site's memory of one run: two generations by round, and what was estimated once before training.
+
+    Executors may be a new process for every task, so nothing lives in memory. Two generations let a site that is one
+    round ahead of a resumed server step back.
+    """
+
+    def __init__(self, folder: Path, run_id: str) -> None:
+        """Use `<folder>/<run_id>`; the run id is issued by the server and kept by a resumed run."""
+        if not run_id.isalnum():
+            raise StateError("the run id of the task is not made of letters and digits")
+        self._folder = folder / run_id
+
+    def save_round(self, round_number: int, content: dict[str, Any]) -> None:
+        """Keep what follows from having finished `round_number`, and forget all but two generations."""
+        save_atomically(content, self._round_file(round_number))
+        held = sorted(self._folder.glob("round_*.pt"))
+        newer = [path for path in held if path > self._round_file(round_number)]
+        older = [path for path in held if path <= self._round_file(round_number)]
+        for path in newer + older[:-_GENERATIONS]:
+            path.unlink()
+
+    def load_round(self, round_number: int) -> dict[str, Any] | None:
+        """The state after `round_number`, or None where this site did not finish that round."""
+        path = self._round_file(round_number)
+        return _load(path) if path.is_file() else None
+
+    def save_once(self, name: str, content: dict[str, Any]) -> None:
+        """Keep something that holds for the whole run, such as the site's own amplitude."""
+        save_atomically(content, self._folder / f"{name}.pt")
+
+    def load_once(self, name: str) -> dict[str, Any] | None:
+        """What `save_once` kept, or None."""
+        path = self._folder / f"{name}.pt"
+        return _load(path) if path.is_file() else None
+
+    def _round_file(self, round_number: int) -> Path:
+        return self._folder / f"round_{round_number:06d}.pt"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A self-contained model: weights, the frozen amplitude, and how it came about. Plain tensors and JSON."""
+
+    model: dict[str, Tensor]
+    experiment: dict[str, Any]
+    experiment_hash: str
+    run_id: str
+    next_round: int
+    amplitude: Tensor | None
+    amplitude_images: int
+    amplitude_sites: tuple[str, ...]
+    record: dict[str, Any]
+
+    def save(self, path: Path) -> None:
+        """Write atomically; loads with torch.load(weights_only=True), weights under the key `model`."""
+        notes = {
+            "format": _FORMAT,
+            "experiment": json.dumps(self.experiment),
+            "experiment_hash": self.experiment_hash,
+            "run_id": self.run_id,
+            "next_round": self.next_round,
+            "amplitude": self.amplitude,
+            "amplitude_frozen": self.amplitude is not None,
+            "amplitude_images": self.amplitude_images,
+            "amplitude_sites": list(self.amplitude_sites),
+            "record": json.dumps(self.record),
+        }
+        save_atomically({"model": self.model, "harmofl": notes}, path)
+
+    @classmethod
+    def load(cls, path: Path) -> "Checkpoint":
+        """Read a checkpoint.
+
+        Raises:
+            StateError: the file is missing, damaged, or not written by HarmoFL.
+        """
+        if not path.is_file():
+            raise StateError(f"{path}: no such checkpoint")
+        content = _load(path)
+        notes = content.get("harmofl") if isinstance(content, dict) else None
+        if not isinstance(notes, dict) or notes.get("format") != _FORMAT:
+            raise StateError(f"{path.name}: not a HarmoFL checkpoint of format {_FORMAT}")
+        return cls(
+            model=content["model"],
+            experiment=json.loads(notes["experiment"]),
+            experiment_hash=notes["experiment_hash"],
+            run_id=notes["run_id"],
+            next_round=notes["next_round"],
+            amplitude=notes["amplitude"],
+            amplitude_images=notes["amplitude_images"],
+            amplitude_sites=tuple(notes["amplitude_sites"]),
+            record=json.loads(notes["record"]),
+        )

@@ -1,0 +1,199 @@
+"""What travels between server and sites: one place that packs and unpacks it.
+
+Down, with every task: the header (run id, experiment hash, demo flag, round) and, for `train` and `evaluate`, weights
+and the frozen amplitude. Up: weight differences, the amplitude while it is being estimated, and numbers. Arrays are
+NumPy float32; counters keep their integer type.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.app_constant import AppConstants
+
+Arrays = dict[str, np.ndarray]
+
+AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK = "amplitude", "train", "evaluate"
+
+_HEADER = "harmofl.header"
+_CODE, _REASON = "harmofl.code", "harmofl.reason"
+_WEIGHTS, _BEST, _AMPLITUDE = "weights", "best", "amplitude"
+_NUMBERS = "harmofl.numbers"
+
+
+class MessageError(ValueError):
+    """A message that does not follow the contract; one line, no paths or patient names."""
+
+
+@dataclass(frozen=True)
+class TaskHeader:
+    """What a site must know about the run before it does anything."""
+
+    run_id: str
+    experiment_hash: str
+    demo: bool
+    round_number: int
+
+    def attach(self, shareable: Shareable) -> Shareable:
+        """Write the header into a task's data."""
+        shareable.set_header(_HEADER, dict(vars(self)))
+        return shareable
+
+
+@dataclass(frozen=True)
+class AmplitudeStatistic:
+    """Mean amplitude statistic of some images, float32, and how many images it is the mean of."""
+
+    values: np.ndarray
+    images: int
+
+
+@dataclass(frozen=True)
+class ModelMessage:
+    """A task's data: the global weights, the frozen amplitude and, for `evaluate`, the best weights as well."""
+
+    weights: Arrays
+    amplitude: AmplitudeStatistic | None = None
+    best_weights: Arrays | None = None
+
+
+@dataclass(frozen=True)
+class UpdateMessage:
+    """A site's answer: difference to the weights received, amplitude statistic, numbers about the round."""
+
+    difference: Arrays | None = None
+    amplitude: AmplitudeStatistic | None = None
+    numbers: dict[str, Any] = field(default_factory=dict)
+
+
+def read_header(shareable: Shareable) -> TaskHeader:
+    """The header of a task.
+
+    Raises:
+        MessageError: it is missing or incomplete, so the task does not come from a HarmoFL server.
+    """
+    header = shareable.get_header(_HEADER)
+    try:
+        return TaskHeader(**header)
+    except TypeError:
+        raise MessageError("the task carries no HarmoFL header; server and site run different versions") from None
+
+
+def pack_model(message: ModelMessage) -> Shareable:
+    """A task's data: plain weights, or a collection where an amplitude or a second model travels with them."""
+    weights = DXO(DataKind.WEIGHTS, data=message.weights)
+    if message.amplitude is None and message.best_weights is None:
+        return weights.to_shareable()
+    parts = {_WEIGHTS: weights}
+    if message.best_weights is not None:
+        parts[_BEST] = DXO(DataKind.WEIGHTS, data=message.best_weights)
+    if message.amplitude is not None:
+        parts[_AMPLITUDE] = _amplitude_dxo(message.amplitude)
+    return DXO(DataKind.COLLECTION, data=parts).to_shareable()
+
+
+def unpack_model(shareable: Shareable) -> ModelMessage:
+    """The reverse of `pack_model`.
+
+    Raises:
+        MessageError: no weights in it.
+    """
+    parts = _parts(shareable)
+    if _WEIGHTS not in parts:
+        raise MessageError("the task carries no weights")
+    best = parts.get(_BEST)
+    return ModelMessage(parts[_WEIGHTS].data, _read_amplitude(parts), best.data if best else None)
+
+
+def pack_update(message: UpdateMessage) -> Shareable:
+    """A site's answer: weight differences, statistics alone, or a collection of both; numbers in the outer meta."""
+    numbers = {_NUMBERS: message.numbers, MetaKey.NUM_STEPS_CURRENT_ROUND: message.numbers.get("steps", 0)}
+    if message.difference is None and message.amplitude is None:
+        return DXO(DataKind.METRICS, data={}, meta=numbers).to_shareable()
+    if message.difference is None and message.amplitude is not None:
+        dxo = _amplitude_dxo(message.amplitude)
+        dxo.meta.update(numbers)
+        return dxo.to_shareable()
+    assert message.difference is not None
+    weights = DXO(DataKind.WEIGHT_DIFF, data=message.difference, meta=dict(numbers))
+    if message.amplitude is None:
+        return weights.to_shareable()
+    parts = {_WEIGHTS: weights, _AMPLITUDE: _amplitude_dxo(message.amplitude)}
+    return DXO(DataKind.COLLECTION, data=parts, meta=numbers).to_shareable()
+
+
+def unpack_update(shareable: Shareable) -> UpdateMessage:
+    """The reverse of `pack_update`.
+
+    Raises:
+        MessageError: the answer has another form, or its weights are not differences.
+    """
+    try:
+        outer = from_shareable(shareable)
+    except ValueError as error:
+        raise MessageError(f"the answer cannot be read ({error})") from None
+    parts = _parts(shareable)
+    weights = parts.get(_WEIGHTS)
+    if weights is not None and weights.data_kind != DataKind.WEIGHT_DIFF:
+        raise MessageError(f"the answer holds {weights.data_kind}, not weight differences")
+    numbers = outer.get_meta_prop(_NUMBERS) or {}
+    if not isinstance(numbers, dict):
+        raise MessageError("the answer's numbers have another form")
+    return UpdateMessage(weights.data if weights else None, _read_amplitude(parts), numbers)
+
+
+def error_reply(code: str, reason: str) -> Shareable:
+    """An answer that says, by code and one line, why a site could not do a task."""
+    return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers={_CODE: code, _REASON: reason})
+
+
+def read_error(shareable: Shareable) -> tuple[str, str]:
+    """Code and line of an error answer; FLARE's return code where the site sent none."""
+    code = shareable.get_header(_CODE) or str(shareable.get_return_code())
+    return str(code), str(shareable.get_header(_REASON) or "no reason was sent; see the site's log")
+
+
+def round_of(shareable: Shareable) -> int | None:
+    """The round that an answer belongs to, from the cookie that FLARE returns unchanged."""
+    return shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND)
+
+
+def payload_bytes(message: UpdateMessage) -> dict[str, int]:
+    """Bytes of the arrays in an answer, by kind."""
+    difference = message.difference or {}
+    amplitude = np.asarray(message.amplitude.values).nbytes if message.amplitude else 0
+    return {"weights": sum(np.asarray(value).nbytes for value in difference.values()), "amplitude": amplitude}
+
+
+def _amplitude_dxo(statistic: AmplitudeStatistic) -> DXO:
+    return DXO(
+        DataKind.APP_DEFINED, data={_AMPLITUDE: np.asarray(statistic.values, np.float32), "images": statistic.images}
+    )
+
+
+def _parts(shareable: Shareable) -> dict[str, DXO]:
+    try:
+        dxo = from_shareable(shareable)
+    except ValueError as error:
+        raise MessageError(f"the message cannot be read ({error})") from None
+    if dxo.data_kind == DataKind.COLLECTION:
+        return dict(dxo.data)
+    if dxo.data_kind in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
+        return {_WEIGHTS: dxo}
+    return {_AMPLITUDE: dxo} if dxo.data_kind == DataKind.APP_DEFINED else {}
+
+
+def _read_amplitude(parts: dict[str, DXO]) -> AmplitudeStatistic | None:
+    dxo = parts.get(_AMPLITUDE)
+    if dxo is None:
+        return None
+    try:
+        values, images = np.asarray(dxo.data[_AMPLITUDE], np.float32), dxo.data["images"]
+    except (KeyError, TypeError, ValueError):
+        raise MessageError("the amplitude has another form") from None
+    if isinstance(images, bool) or not isinstance(images, int | np.integer) or images < 1:
+        raise MessageError(f"the amplitude is the mean of {images!r} images")
+    return AmplitudeStatistic(values, int(images))

@@ -1,0 +1,75 @@
+"""One module a task: which reader, network, loss and scores."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from harmofl.experiment import Experiment, ExperimentError
+
+if TYPE_CHECKING:
+    from harmofl.data.findings import Finding
+
+Predict = Callable[[Tensor], Tensor]
+
+TASKS = ("prostate",)
+
+
+@dataclass
+class SiteData:
+    """What a site's folder gives a task: a training set, what is scored, and what was found on the way."""
+
+    training: "Dataset[Any]"
+    validation: Any
+    test: Any
+    findings: "list[Finding]"
+    cases: dict[str, int]
+    skipped: dict[str, int]
+    spacing: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one split, by name of the score, one number a case and NaN where undefined; no case is named."""
+
+    key_score: float | None
+    scores: dict[str, list[float]]
+
+
+class Task(Protocol):
+    """What a task module offers."""
+
+    in_channels: int
+    classes: int
+    key_score: str
+
+    def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
+        """The training loss of logits and targets."""
+
+    def open_site(self, folder: Path, experiment: Experiment, cache: Path) -> SiteData:
+        """Read a site's folder."""
+
+    def locate(self, root: Path, site: str, experiment: Experiment) -> Path:
+        """The folder under `root` that holds this site's cases."""
+
+    def evaluate(self, predict: Predict, split: Any) -> Evaluation:
+        """Score one split."""
+
+    def write_demo(self, folder: Path, site: str, experiment: Experiment) -> None:
+        """Write this site's synthetic data in the real file layout."""
+
+
+def load_task(name: str) -> Task:
+    """The task of that name.
+
+    Raises:
+        ExperimentError: no such task; lists those there are.
+    """
+    if name not in TASKS:
+        raise ExperimentError(f"task: {name!r} is none of {', '.join(TASKS)}")
+    task: Task = import_module(f"harmofl.tasks.{name}").TASK
+    return task

@@ -1,0 +1,172 @@
+import numpy as np
+import pytest
+
+from harmofl.data.findings import CaseError, Finding
+from harmofl.data.layout import Case
+from harmofl.data.pairs import read_pair
+
+LPS = np.diag([-0.5, -0.5, 3.0, 1.0])
+
+
+def refusal_of(case: Case) -> Finding:
+    with pytest.raises(CaseError) as caught:
+        read_pair(case)
+    assert "\n" not in str(caught.value)
+    assert caught.value.finding.mend
+    return caught.value.finding
+
+
+def codes(case: Case) -> list[str]:
+    return [finding.code for finding in read_pair(case).findings]
+
+
+def moved(x: float = 0.0, y: float = 0.0, z: float = 0.0) -> np.ndarray:
+    affine = LPS.copy()
+    affine[:3, 3] += (x, y, z)
+    return affine
+
+
+def test_image_and_mask_come_in_one_frame(write_case, gland) -> None:
+    image, mask = gland
+    pair = read_pair(write_case())
+    np.testing.assert_array_equal(pair.image, image.transpose(2, 1, 0))
+    np.testing.assert_array_equal(pair.mask, mask.transpose(2, 1, 0))
+    assert pair.mask.dtype == np.uint8
+    assert pair.labels == (1,)
+    assert pair.findings == ()
+
+
+def test_b1_mask_stored_with_reversed_rows_is_aligned(write_case, gland) -> None:
+    image, mask = gland
+    flipped = LPS.copy()
+    flipped[1] = [0, 0.5, 0, -0.5 * (mask.shape[1] - 1)]  # LAS: row 0 is where the last row was
+    pair = read_pair(write_case(mask=mask[:, ::-1], mask_affine=flipped))
+    assert pair.image[pair.mask > 0].min() >= 800  # the gland of the fixture is 810 and more, the rest below 200
+    assert np.count_nonzero(pair.mask) == np.count_nonzero(mask)
+
+
+@pytest.mark.parametrize(
+    ("mask_affine", "shown"),
+    [
+        (moved(x=3.0), "origin 3, 0, 0"),
+        (moved(y=0.25), "0.5 voxels apart"),  # half a voxel of 0.5 mm
+        (moved(x=-0.15), "0.3 voxels apart"),
+        (moved(z=1.5), "0.5 voxels apart"),  # half a slice
+        (np.diag([-1.0, -1.0, 6.0, 1.0]), "spacing 6 x 1 x 1 mm"),
+    ],
+)
+def test_b1_another_grid_is_refused_with_both_values(write_case, mask_affine: np.ndarray, shown: str) -> None:
+    finding = refusal_of(write_case(mask_affine=mask_affine))
+    assert finding.code == "geometry_mismatch"
+    assert finding.subject == "Case00.nii.gz, Case00_segmentation.nii.gz"
+    assert shown in finding.message
+    assert "against" in finding.message
+
+
+def test_b1_one_slice_fewer_is_refused(write_case, gland) -> None:
+    finding = refusal_of(write_case(mask=gland[1][:, :, :-1]))
+    assert finding.code == "geometry_mismatch"
+    assert "6x16x20 against 5x16x20" in finding.message
+
+
+@pytest.mark.parametrize("mask_affine", [moved(x=1e-6, z=1e-6), moved(x=0.011, y=0.011, z=0.011)])
+def test_b2_rounding_of_headers_passes(write_case, mask_affine: np.ndarray) -> None:
+    assert codes(write_case(mask_affine=mask_affine)) == []  # 0.011 mm is 0.022 voxels, as in the PROSTATEx pair
+
+
+@pytest.mark.parametrize(
+    ("spacing", "view"), [((0.5, 3.0, 0.5), "coronal"), ((3.0, 0.5, 0.5), "sagittal"), ((0.5, 0.5, 3.0), "axial")]
+)
+def test_slices_must_be_axial(write_case, spacing: tuple[float, float, float], view: str) -> None:
+    case = write_case(affine=np.diag([-spacing[0], -spacing[1], spacing[2], 1.0]))
+    if view == "axial":
+        assert codes(case) == []
+    else:
+        finding = refusal_of(case)
+        assert finding.code == "not_axial"
+        assert view in finding.message
+
+
+def test_isotropic_volumes_are_kept(write_case) -> None:
+    assert codes(write_case(affine=np.diag([-1.0, -1.0, 1.0, 1.0]))) == []
+
+
+@pytest.mark.parametrize(
+    ("values", "labels", "expected"),
+    [
+        ([0, 1], (1,), []),
+        ([0, 1, 2], (1, 2), ["labels_merged"]),
+        ([0, 255], (255,), ["labels_merged"]),
+        ([0, 1.0000001], (1,), []),
+        ([0, 0.9995], (1,), []),
+        ([0], (), ["empty_mask"]),
+    ],
+)
+def test_b3_labels_above_zero_are_prostate(write_case, gland, values, labels, expected) -> None:
+    cycle = np.resize(np.array(values, np.float32), gland[1].shape)
+    pair = read_pair(write_case(mask=cycle))
+    np.testing.assert_array_equal(pair.mask, cycle.transpose(2, 1, 0) > 0.5)
+    assert pair.labels == labels
+    assert [finding.code for finding in pair.findings] == expected
+
+
+@pytest.mark.parametrize(
+    ("values", "code"),
+    [
+        ([0, -1], "negative_label"),
+        ([0, np.nan], "mask_not_finite"),
+        ([0, 0.3, 0.7, 1], "soft_mask"),
+        ([0, 1.002], "soft_mask"),
+        (list(range(21)), "too_many_labels"),
+    ],
+)
+def test_b3_other_masks_are_refused(write_case, gland, values: list[float], code: str) -> None:
+    finding = refusal_of(write_case(mask=np.resize(np.array(values, np.float32), gland[1].shape)))
+    assert finding.code == code
+    assert finding.subject == "Case00_segmentation.nii.gz"
+
+
+def test_b3_twenty_labels_are_the_most(write_case, gland) -> None:
+    assert codes(write_case(mask=np.resize(np.arange(20, dtype=np.int16), gland[1].shape))) == ["labels_merged"]
+
+
+def test_b3_exchanged_image_and_mask(write_case, gland) -> None:
+    image, mask = gland
+    assert refusal_of(write_case(image=mask, mask=image)).code == "too_many_labels"
+
+
+@pytest.mark.parametrize("slices", [1, 2, 3])
+def test_b5_thin_volumes_are_kept(write_case, gland, slices: int) -> None:
+    image, mask = gland[0][:, :, :slices], gland[1][:, :, 1 : 1 + slices]
+    expected = ["thin_volume"] if slices < 3 else []
+    assert codes(write_case(image=image, mask=np.ascontiguousarray(mask))) == expected
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_b8_one_bad_voxel_is_replaced_by_the_finite_minimum(write_case, gland, bad: float) -> None:
+    image = gland[0].astype(np.float32)
+    image[3, 4, 5] = bad  # 1 of 20 * 16 * 6 = 1920 voxels, 0.05 %
+    pair = read_pair(write_case(image=image))
+    assert np.isfinite(pair.image).all()
+    assert pair.image[5, 4, 3] == image[np.isfinite(image)].min()
+    assert [(finding.code, finding.severity) for finding in pair.findings] == [("not_finite", "warning")]
+    assert "1 NaN" in pair.findings[0].message
+
+
+@pytest.mark.parametrize("count", [2, 320, 1920])  # 2 of 1920 is 0.104 %, 320 is one slice
+def test_b8_more_bad_voxels_refuse_the_case(write_case, gland, count: int) -> None:
+    image = gland[0].astype(np.float32)
+    image.reshape(-1)[:count] = np.nan
+    assert refusal_of(write_case(image=image)).code == "not_finite"
+
+
+@pytest.mark.parametrize(("value", "spread"), [(0.0, 0.0), (7.0, 0.0), (-1000.0, 0.0), (1000.0, 1e-3)])
+def test_b9_constant_images_are_refused(write_case, gland, value: float, spread: float) -> None:
+    image = np.full(gland[0].shape, value, np.float32)
+    image[0, 0, 0] += spread  # 1e-3 of 1000 is a relative range of 1e-6
+    assert refusal_of(write_case(image=image)).code == "constant_image"
+
+
+def test_b9_small_numbers_are_not_constant(write_case, gland) -> None:
+    image = gland[0].astype(np.float32) * 1e-20
+    assert codes(write_case(image=image)) == []
