@@ -4,7 +4,7 @@ import hashlib
 import json
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self
+from typing import Annotated, Any, Literal, Self, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -142,8 +142,11 @@ class Experiment(Section):
 
     @property
     def hash(self) -> str:
-        """First 16 hex digits of the SHA-256 over the settings that decide the result."""
-        settings = self.model_dump(mode="json", exclude={"federation": {"resume_from"}})
+        """First 16 hex digits of the SHA-256 over the settings that decide the result.
+
+        The demo's overrides do not: where they count, they are in the other settings already.
+        """
+        settings = self.model_dump(mode="json", exclude={"federation": {"resume_from"}, "demo": {"overrides"}})
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -170,10 +173,10 @@ def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
 
 
 def resolve(settings: dict[str, Any], *, demo: bool = False, source: str = FILE_NAME) -> Experiment:
-    """Apply, in this order, the method, the demo overrides and the amplitude preset, then validate.
+    """Apply, in this order, the demo overrides, the method and the amplitude preset, then validate.
 
-    A method is a few overrides of the written settings; the demo's are stronger, since they only make a run small;
-    the preset fills only what is still not set.
+    The demo's overrides make a run small; a method is a few overrides of what is written then; the preset fills only
+    what is still not set.
 
     Args:
         settings: experiment.json as read.
@@ -185,14 +188,15 @@ def resolve(settings: dict[str, Any], *, demo: bool = False, source: str = FILE_
     """
     merged: dict[str, Any] = json.loads(json.dumps(settings))
     try:
-        for key, value in method_overrides(merged.get("method", "harmofl")).items():
-            set_key(merged, key, value)
         if demo:
             section = merged.get("demo")
             if not isinstance(section, dict):
                 raise ExperimentError("demo: this job has no demo settings; give data (HARMOFL_DATA_ROOT or --data)")
-            for key, value in section.get("overrides", {}).items():
+            overrides = section.get("overrides", {})
+            for key, value in overrides.items() if isinstance(overrides, dict) else ():
                 set_key(merged, key, value)
+        for key, value in method_overrides(str(merged.get("method", "harmofl"))).items():
+            set_key(merged, key, value)
         _fill_from_preset(merged)
         return Experiment.model_validate_json(json.dumps(merged))
     except ValidationError as error:
@@ -237,7 +241,7 @@ def _fill_from_preset(settings: dict[str, Any]) -> None:
     if not isinstance(amplitude, dict):
         raise ExperimentError(f"amplitude: must be a section, not {amplitude!r}")
     name = amplitude.setdefault("preset", "robust")
-    if name not in PRESETS:
+    if str(name) not in PRESETS:
         raise ExperimentError(f"amplitude.preset: {name!r} is none of {', '.join(PRESETS)}{_nearest(name, PRESETS)}")
     for key, value in PRESETS[name].items():
         section, _, last = key.partition(".")
@@ -266,9 +270,9 @@ def _known_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
     keys = []
     for name, field in section.model_fields.items():
         keys.append(prefix + name)
-        inner = field.annotation
-        if isinstance(inner, type) and issubclass(inner, BaseModel):
-            keys += _known_keys(inner, f"{prefix}{name}.")
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                keys += _known_keys(inner, f"{prefix}{name}.")
     return keys
 
 

@@ -1,13 +1,13 @@
 """Streaming weighted mean of contributions: validated as a whole, independent of the order of arrival."""
 
 from collections.abc import Mapping
-from math import isfinite
 
 import numpy as np
 from numpy.typing import NDArray
 
 Arrays = Mapping[str, NDArray[np.generic]]
 
+_LARGEST_WEIGHT = 2**63  # far beyond any number of images; times a float32 it stays finite in float64
 _CHUNK = 16_384  # elements; four float64 blocks of it stay in a core's cache
 
 
@@ -27,7 +27,7 @@ def check_contribution(contribution: Arrays, reference: Arrays, weight: float) -
         ContributionError: weight not positive and finite, names missing or unknown, shape or kind of number differs,
             or a value is not finite; the first three differing names are given.
     """
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not isfinite(weight) or weight <= 0:
+    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < _LARGEST_WEIGHT:
         raise ContributionError(f"weight {weight!r} is not a positive finite number")
     _name_check("misses", [name for name in reference if name not in contribution])
     _name_check("has unknown", [name for name in contribution if name not in reference])
@@ -35,9 +35,11 @@ def check_contribution(contribution: Arrays, reference: Arrays, weight: float) -
         value = np.asarray(contribution[name])
         if value.shape != expected.shape:
             raise ContributionError(f"entry {name} has shape {value.shape}, not {expected.shape}")
-        if np.issubdtype(expected.dtype, np.floating) != np.issubdtype(value.dtype, np.floating):
+        if value.dtype.kind not in "biuf" or (expected.dtype.kind == "f") != (value.dtype.kind == "f"):
             raise ContributionError(f"entry {name} holds {value.dtype}, not {expected.dtype}")
-        if value.dtype == object or not np.isfinite(value).all():
+        with np.errstate(over="ignore"):  # a float64 beyond float32 is not finite in the mean
+            finite = bool(np.isfinite(value.astype(expected.dtype, copy=False)).all())
+        if not finite:
             raise ContributionError(f"entry {name} holds values that are not finite")
 
 

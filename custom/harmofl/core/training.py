@@ -75,7 +75,7 @@ def batches(
     loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
         dataset,
         batch_size=batch_size,
-        shuffle=generator is not None,
+        shuffle=generator is not None and len(dataset) > 0,  # a shuffle of nothing raises
         generator=generator,
         num_workers=workers,
         pin_memory=torch.cuda.is_available(),
@@ -184,6 +184,16 @@ def state_arrays(network: nn.Module) -> dict[str, np.ndarray]:
     return arrays
 
 
+def arrays_sha256(arrays: dict[str, np.ndarray]) -> str:
+    """SHA-256 over names, types, shapes and bytes of a model's entries, whatever their order."""
+    digest = hashlib.sha256()
+    for name in sorted(arrays):
+        value = np.ascontiguousarray(arrays[name])
+        digest.update(f"{name} {value.dtype.str} {value.shape}".encode())
+        digest.update(value.tobytes())
+    return digest.hexdigest()
+
+
 def load_arrays(network: nn.Module, arrays: dict[str, np.ndarray]) -> None:
     """Load NumPy entries into a network, each in its own shape and type.
 
@@ -192,7 +202,7 @@ def load_arrays(network: nn.Module, arrays: dict[str, np.ndarray]) -> None:
     """
     state = network.state_dict()
     differing = sorted(set(state) ^ set(arrays))
-    differing += [name for name in state if name in arrays and np.size(arrays[name]) != state[name].numel()]
+    differing += [name for name in state if name in arrays and np.shape(arrays[name]) != tuple(state[name].shape)]
     if differing:
         raise TrainingError(f"the model received does not fit this network: {', '.join(differing[:3])}")
     network.load_state_dict(

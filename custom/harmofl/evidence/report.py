@@ -29,6 +29,7 @@ def write_report(results: Results, rounds: Sequence[RoundRecord], path: Path) ->
 
 def _curve(rounds: Sequence[RoundRecord], field: str, label: str) -> str:
     """One line a site over the rounds as inline SVG; gaps where a site has no value."""
+    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -42,9 +43,12 @@ def _curve(rounds: Sequence[RoundRecord], field: str, label: str) -> str:
     axes.set_ylabel(label)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize=8, ncols=2)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize=8, ncols=2)
     buffer = io.StringIO()
-    # no date: two runs with equal numbers give equal pages
-    figure.savefig(buffer, format="svg", metadata={"Date": None}, transparent=True)
+    # no date and no random ids: two runs with equal numbers give equal pages
+    with rc_context({"svg.hashsalt": field}):
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=metadata, transparent=True)
     svg = buffer.getvalue()
     return svg[svg.index("<svg") :]

@@ -46,6 +46,7 @@ class RoundRecord(Record):
     """One round: scores are of the model that the round began with, losses of its training."""
 
     round: int
+    model_sha256: str
     validation: dict[str, float | None]
     validation_mean: float | None
     loss: dict[str, float | None]

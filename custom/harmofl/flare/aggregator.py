@@ -100,6 +100,9 @@ class HarmoFLAggregator(Aggregator):
         update = unpack_update(shareable)
         if update.difference is None:
             raise MessageError("the answer carries no weights")
+        if update.numbers.get("received_sha256") != run.model_sha256:
+            # a difference to another base would move the global model to nowhere
+            raise MessageError("the site did not train the model that was sent in this round")
         if self._mean is None:
             self._mean = StreamingMean(fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
         amplitude = update.amplitude if run.estimates_in_first_round and run.amplitude is None else None

@@ -5,6 +5,7 @@ from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.impl.bcast_manager import _KEY_MIN_RESPS
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.model import ModelLearnableKey
@@ -15,10 +16,10 @@ from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from harmofl.core.aggregation import ContributionError
 from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering
-from harmofl.flare.persistor import BEST_MODEL, FINAL_MODEL, save_model_file
+from harmofl.flare.persistor import save_model_file
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, mean_validation, write_evidence
-from harmofl.flare.server_run import ServerRun, open_run
+from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, ServerRun, open_run
 from harmofl.flare.state import Checkpoint, StateError
 from harmofl.flare.wire import (
     AMPLITUDE_TASK,
@@ -78,6 +79,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         """Gather the amplitude where it is estimated before training, run the rounds, evaluate, write the evidence."""
+        if abort_signal.triggered:  # starting has failed
+            return
         if self.run.gathers_before_training and self.run.amplitude is None:
             self._gather_amplitude(abort_signal, fl_ctx)
         if abort_signal.triggered:
@@ -104,6 +107,11 @@ class HarmoFLScatterAndGather(ScatterAndGather):
     ) -> None:
         """Refuse an answer that came after its task had ended."""
         self.log_warning(fl_ctx, f"{client.name}: answer to {task_name} came too late and is not used")
+
+    def _process_train_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        super()._process_train_result(client_task, fl_ctx)
+        if client_task.client.name not in self.aggregator.accepted:
+            _wait_for_one_more(client_task.task)
 
     def _accept_train_result(
         self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
@@ -214,6 +222,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             site, result = client_task.client.name, client_task.result
             if self._note_failure(site, result, fl_ctx):
                 failed.add(site)
+                _wait_for_one_more(client_task.task)
                 if len(self.run.expected) - len(failed) < self._min_clients:
                     self.system_panic(
                         f"{task_name}: {', '.join(sorted(failed))} failed, too few sites are left", fl_ctx
@@ -222,6 +231,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             try:
                 received(site, unpack_update(result))
             except (ContributionError, MessageError) as error:
+                _wait_for_one_more(client_task.task)
                 self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {error}")
             client_task.result = None
 
@@ -242,6 +252,11 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         self.run.refused[site] = f"{code}: {reason}"
         self.log_error(fl_ctx, f"{site} failed: {code}: {reason}")
         return True
+
+
+def _wait_for_one_more(task: Task) -> None:
+    """FLARE counts failed and refused answers as responses; a task still needs its minimum of good ones."""
+    task.props[_KEY_MIN_RESPS] += 1
 
 
 def _shown(score: float | None) -> str:

@@ -8,6 +8,7 @@ from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey,
 from nvflare.app_common.abstract.shareable_generator import ShareableGenerator
 from nvflare.app_common.app_constant import AppConstants
 
+from harmofl.core.training import arrays_sha256
 from harmofl.flare.server_run import current_run
 from harmofl.flare.wire import Arrays, ModelMessage, pack_model
 
@@ -18,6 +19,7 @@ class HarmoFLShareableGenerator(ShareableGenerator):
     def learnable_to_shareable(self, model: ModelLearnable, fl_ctx: FLContext) -> Shareable:
         """The data of a train task."""
         run = current_run(fl_ctx)
+        run.model_sha256 = arrays_sha256(model[ModelLearnableKey.WEIGHTS])
         message = ModelMessage(model[ModelLearnableKey.WEIGHTS], run.amplitude)
         return run.header(fl_ctx.get_prop(AppConstants.CURRENT_ROUND)).attach(pack_model(message))
 

@@ -18,6 +18,7 @@ from harmofl.core.training import (
     RoundSettings,
     TrainingError,
     TrainingStoppedError,
+    arrays_sha256,
     batches,
     build_optimizer,
     fit_round,
@@ -130,6 +131,7 @@ class Participant:
             "images": result.images,
             "loss": result.loss,
             "validation": validation.key_score,
+            "received_sha256": arrays_sha256(before),
             "seconds": round(time.monotonic() - started, 2),
         }
         return UpdateMessage(difference, statistic, numbers)

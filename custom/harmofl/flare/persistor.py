@@ -8,16 +8,14 @@ import torch
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey, make_model_learnable
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
-from nvflare.app_common.app_constant import AppConstants, DefaultCheckpointFileName
+from nvflare.app_common.app_constant import AppConstants
 
 from harmofl.core.networks import build_network
 from harmofl.core.training import state_arrays
-from harmofl.flare.server_run import ServerRun, current_run
+from harmofl.flare.server_run import FINAL_MODEL, ServerRun, current_run
 from harmofl.flare.state import Checkpoint
 from harmofl.flare.wire import Arrays
 from harmofl.tasks import load_task
-
-FINAL_MODEL, BEST_MODEL = DefaultCheckpointFileName.GLOBAL_MODEL, DefaultCheckpointFileName.BEST_GLOBAL_MODEL
 
 
 class CheckpointPersistor(ModelPersistor):

@@ -21,8 +21,7 @@ from harmofl.evidence.results import (
     SiteResult,
     WorstSite,
 )
-from harmofl.flare.persistor import BEST_MODEL, FINAL_MODEL
-from harmofl.flare.server_run import ServerRun
+from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, ServerRun
 from harmofl.flare.state import write_text_atomically
 from harmofl.tasks import load_task
 
@@ -35,6 +34,7 @@ def close_round(run: ServerRun, round_number: int, accepted: list[str]) -> Round
     validation = {site: _finite(reported.get("validation")) for site, reported in numbers.items()}
     record = RoundRecord(
         round=round_number,
+        model_sha256=run.model_sha256,
         validation=validation,
         validation_mean=mean_validation(validation),
         loss={site: _finite(reported.get("loss")) for site, reported in numbers.items()},

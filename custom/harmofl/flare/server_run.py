@@ -1,5 +1,6 @@
 """ServerRun: what the server knows about the run in progress, shared by its components through the FL context."""
 
+import shutil
 import time
 import uuid
 from dataclasses import dataclass, field
@@ -8,12 +9,15 @@ from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
+from nvflare.app_common.app_constant import DefaultCheckpointFileName
 
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError, resolve
 from harmofl.flare.site import read_job_settings, server_wants_demo
-from harmofl.flare.state import Checkpoint
+from harmofl.flare.state import Checkpoint, StateError
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
+
+FINAL_MODEL, BEST_MODEL = DefaultCheckpointFileName.GLOBAL_MODEL, DefaultCheckpointFileName.BEST_GLOBAL_MODEL
 
 _KEY = "harmofl.run"
 
@@ -35,6 +39,7 @@ class ServerRun:
     rounds: list[RoundRecord] = field(default_factory=list)
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
     bytes_sent: dict[str, dict[str, int]] = field(default_factory=dict)
+    model_sha256: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
 
@@ -104,9 +109,20 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
     run = ServerRun(experiment, demo, folder, sorted(expected))
     if experiment.federation.resume_from:
-        run.continue_from(Checkpoint.load(Path(experiment.federation.resume_from)))
+        path = Path(experiment.federation.resume_from)
+        run.continue_from(Checkpoint.load(path))
+        _take_best_model(path.with_name(BEST_MODEL), run)
     fl_ctx.set_prop(_KEY, run, private=True, sticky=True)
     return run
+
+
+def _take_best_model(path: Path, run: ServerRun) -> None:
+    """Copy the best model of the run that is resumed into this job's folder."""
+    if run.best_round is None:
+        return
+    if not path.is_file():
+        raise StateError(f"{path}: the best model so far must lie beside the checkpoint; copy it there")
+    shutil.copyfile(path, run.folder / BEST_MODEL)
 
 
 def current_run(fl_ctx: FLContext) -> ServerRun:

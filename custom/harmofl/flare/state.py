@@ -124,6 +124,7 @@ class Checkpoint:
             "record": json.dumps(self.record),
         }
         save_atomically({"model": self.model, "harmofl": notes}, path)
+        path.chmod(0o644)  # a model is shared; a site's state is not
 
     @classmethod
     def load(cls, path: Path) -> "Checkpoint":

@@ -1,0 +1,63 @@
+"""Code that a test puts into a job's custom folder: sites and servers that misbehave on purpose."""
+
+# Each drill is an executor that goes wrong at site HK and works at every other site.
+EXECUTORS = '''
+import os
+import numpy as np
+from nvflare.apis.dxo import DataKind, from_shareable
+from harmofl.flare.executor import HarmoFLExecutor
+
+
+class Raises(HarmoFLExecutor):
+    """Fails in round 1 with a text that names a file."""
+
+    def _perform(self, task_name, shareable, fl_ctx, abort_signal):
+        if fl_ctx.get_identity_name() == "HK" and task_name == "train" and shareable.get_header("current_round") == 1:
+            raise RuntimeError("/data/HK/Jane_Doe.nii.gz is broken")
+        return super()._perform(task_name, shareable, fl_ctx, abort_signal)
+
+
+class SendsNaN(HarmoFLExecutor):
+    """Poisons one weight of every update."""
+
+    def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        result = super().execute(task_name, shareable, fl_ctx, abort_signal)
+        if fl_ctx.get_identity_name() == "HK" and task_name == "train":
+            dxo = from_shareable(result)
+            next(iter(dxo.data.values())).flat[0] = np.nan
+            dxo.update_shareable(result)
+        return result
+
+
+class JoinsLate(HarmoFLExecutor):
+    """Misses the amplitude task and round 0."""
+
+    def _perform(self, task_name, shareable, fl_ctx, abort_signal):
+        missed = task_name == "amplitude" or (task_name == "train" and shareable.get_header("current_round") == 0)
+        if fl_ctx.get_identity_name() == "HK" and missed:
+            raise RuntimeError("not there yet")
+        return super()._perform(task_name, shareable, fl_ctx, abort_signal)
+
+
+class Dies(HarmoFLExecutor):
+    """Ends its process without a word in round 0."""
+
+    def _perform(self, task_name, shareable, fl_ctx, abort_signal):
+        if fl_ctx.get_identity_name() == "HK" and task_name == "train":
+            os._exit(9)
+        return super()._perform(task_name, shareable, fl_ctx, abort_signal)
+'''
+
+CONTROLLER = '''
+from nvflare.app_common.app_event_type import AppEventType
+from harmofl.flare.controller import HarmoFLScatterAndGather
+
+
+class StopsAfterRoundOne(HarmoFLScatterAndGather):
+    """A server that is lost after it saved round 1."""
+
+    def handle_event(self, event_type, fl_ctx):
+        super().handle_event(event_type, fl_ctx)
+        if event_type == AppEventType.ROUND_DONE and self._current_round == 1:
+            self.system_panic("the server is lost", fl_ctx)
+'''

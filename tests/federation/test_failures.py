@@ -1,0 +1,124 @@
+"""Sites that fail: the run goes on or ends as stated, and says who and why."""
+
+import json
+
+import numpy as np
+import pytest
+
+from tests.federation.conftest import RunJob, make_job, simulate
+from tests.federation.drills import CONTROLLER, EXECUTORS
+from tests.federation.test_invariants import assert_same_bits, saved_weights
+
+ONE_IS_ENOUGH = {"federation.minimum_sites": 1, "amplitude.minimum_sites": 1, "federation.straggler_wait": 20}
+
+
+def test_a_failing_site_fails_a_job_that_needs_it(run_job: RunJob) -> None:
+    run = run_job(executor="drill.Raises", code=EXECUTORS)
+    assert run.code != 0
+    assert "HK failed: internal_error" in run.output
+    assert not (run.server / "results.json").exists()
+
+
+def test_a_job_that_can_do_without_a_site_says_who_is_missing(run_job: RunJob) -> None:
+    run = run_job(overrides=ONE_IS_ENOUGH, executor="drill.Raises", code=EXECUTORS)
+    assert run.code == 0, run.output
+    assert run.results.sites_accepted == [["BIDMC", "HK"], ["BIDMC"]]
+    assert run.rounds[1].sites_refused["HK"].startswith("internal_error: site HK failed in train (RuntimeError)")
+    assert run.results.sites["HK"].rounds_accepted == 1
+    # what the exception said stays at the site
+    for name in ("results.json", "round_metrics.jsonl", "report.html"):
+        assert "Jane_Doe" not in (run.server / name).read_text()
+    assert "Jane_Doe" not in (run.workspace / "server" / "log.txt").read_text()
+    assert "Jane_Doe" in (run.workspace / "HK" / "log.txt").read_text()
+
+
+def test_a13_nan_from_one_site(run_job: RunJob) -> None:
+    run = run_job(overrides=ONE_IS_ENOUGH, executor="drill.SendsNaN", code=EXECUTORS)
+    assert run.code == 0, run.output
+    assert run.results.sites_accepted == [["BIDMC"], ["BIDMC"]]
+    assert "not finite" in run.rounds[0].sites_refused["HK"]
+    assert all(np.isfinite(value).all() for value in saved_weights(run).values())
+
+
+def test_a11_too_few_accepted_results_fail_the_job_and_save_no_model(run_job: RunJob) -> None:
+    run = run_job(executor="drill.SendsNaN", code=EXECUTORS)
+    assert run.code != 0
+    assert "round 0: 1 of 2 sites accepted, 2 are needed (HK: entry" in run.output
+    assert not (run.server / "FL_global_model.pt").exists()
+
+
+def test_c12_a_late_site_trains_with_the_frozen_amplitude(run_job: RunJob) -> None:
+    run = run_job(overrides=ONE_IS_ENOUGH, executor="drill.JoinsLate", code=EXECUTORS)
+    assert run.code == 0, run.output
+    results = run.results
+    assert results.amplitude is not None and results.amplitude.sites == ["BIDMC"]
+    assert results.sites_accepted == [["BIDMC"], ["BIDMC", "HK"]]
+    assert not results.sites["HK"].amplitude_sent and results.sites["HK"].bytes_sent["amplitude"] == 0
+
+
+def test_too_few_amplitudes_fail_the_job_by_name(run_job: RunJob) -> None:
+    run = run_job(overrides={"amplitude.minimum_cases": 100})
+    assert run.code != 0
+    assert "the amplitude of 0 sites arrived (none), 2 are needed (amplitude.minimum_sites)" in run.output
+    assert "amplitude not sent" in run.output
+
+
+def test_a_site_that_resolves_another_experiment_refuses(tmp_path) -> None:
+    job = make_job(tmp_path, ["BIDMC", "HK"], {})
+    meta = json.loads((job / "meta.json").read_text())
+    meta["deploy_map"] = {"app": ["server", "BIDMC"], "other": ["HK"]}
+    (job / "meta.json").write_text(json.dumps(meta))
+    other = job / "other"
+    (job / "app").rename(job / "app_copy")
+    for name in ("app", "other"):
+        import shutil
+
+        shutil.copytree(job / "app_copy", job / name)
+    shutil.rmtree(job / "app_copy")
+    path = other / "config" / "experiment.json"
+    settings = json.loads(path.read_text())
+    settings["perturbation"]["alpha"] = 0.5
+    path.write_text(json.dumps(settings))
+    run = simulate(job, tmp_path, 2, {})
+    assert run.code != 0
+    assert "HK failed: experiment_differs: site HK resolves experiment" in run.output
+
+
+def test_a22_a_run_resumed_from_its_checkpoint_equals_an_undisturbed_one(run_job: RunJob, tmp_path) -> None:
+    rounds = {"federation.rounds": 3}
+    whole = run_job(overrides=rounds, name="whole")
+    state = {"HARMOFL_STATE_ROOT": str(tmp_path / "state")}
+    folder = tmp_path / "lost"
+    folder.mkdir()
+    job = make_job(folder, ["BIDMC", "HK"], rounds)
+    (job / "app" / "custom" / "drill.py").write_text(CONTROLLER)
+    server = job / "app" / "config" / "config_fed_server.json"
+    config = json.loads(server.read_text())
+    config["workflows"][0]["path"] = "drill.StopsAfterRoundOne"
+    server.write_text(json.dumps(config))
+    lost = simulate(job, folder, 2, state)
+    assert lost.code != 0 and "the server is lost" in lost.output
+    checkpoint = lost.server / "FL_global_model.pt"
+    resumed = run_job(
+        overrides={**rounds, "federation.resume_from": str(checkpoint)}, name="resumed", environment=state
+    )
+    assert whole.code == resumed.code == 0, whole.output + resumed.output
+    assert "resumed at round 2" in resumed.output
+    assert_same_bits(saved_weights(whole), saved_weights(resumed))
+    assert whole.results.best_round == resumed.results.best_round
+    assert [record.validation for record in whole.rounds] == [record.validation for record in resumed.rounds]
+
+
+def test_a_checkpoint_of_another_experiment_is_refused(run_job: RunJob) -> None:
+    first = run_job(name="first", overrides={"federation.rounds": 1})
+    checkpoint = str(first.server / "FL_global_model.pt")
+    other = run_job(name="other", overrides={"federation.resume_from": checkpoint, "network.width": 6})
+    assert other.code != 0
+    assert "federation.resume_from: the checkpoint was made by experiment" in other.output
+
+
+@pytest.mark.slow
+def test_a_dead_process_ends_the_job_within_the_round_timeout(run_job: RunJob) -> None:
+    run = run_job(overrides={"federation.round_timeout": 60}, executor="drill.Dies", code=EXECUTORS)
+    assert run.code != 0
+    assert "round 0: 1 of 2 sites accepted, 2 are needed (HK: no answer)" in run.output
