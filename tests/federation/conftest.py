@@ -108,7 +108,7 @@ def simulate(job: Path, folder: Path, threads: int, environment: Mapping[str, st
 
 @pytest.fixture
 def run_job(tmp_path: Path) -> RunJob:
-    """Make a small job and run it: run_job(sites, overrides, executor=..., threads=..., environment=..., code={...})."""
+    """Make a small job and run it; every run of a test has its own folder by `name`."""
 
     def run(
         sites: Sequence[str] = ("BIDMC", "HK"),

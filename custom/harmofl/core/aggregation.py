@@ -53,8 +53,9 @@ class StreamingMean:
     """Weighted mean of float entries, maximum of integer and boolean ones, in two float64 accumulators a value.
 
     Each add is a two-sum (Knuth): what a float64 sum rounds away is kept in a second accumulator. Both together are
-    exact as long as the contributions of one entry lie within 2^55 of each other, so the mean, rounded once to
-    float32, does not depend on the order of arrival. Memory is 16 bytes a value, whatever the number of sites.
+    exact as long as the contributions of one entry lie within 2^55 of each other, so the mean does not depend on the
+    order of arrival; it is within one float32 unit of the exact one. Memory is 16 bytes a value, whatever the number
+    of sites.
     """
 
     def __init__(self, reference: Arrays) -> None:

@@ -25,6 +25,8 @@ def build_network(name: str, in_channels: int, classes: int, *, width: int, norm
     Raises:
         ValueError: an unknown name, a combination that MONAI cannot build, or a width that DenseNet121 does not have.
     """
+    if norm not in _NORMS:
+        raise ValueError(f"network.norm: {norm!r} is none of {', '.join(_NORMS)}")
     options = _NORMS[norm]
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)

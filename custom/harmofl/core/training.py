@@ -4,6 +4,7 @@ import hashlib
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -100,7 +101,7 @@ def fit_round(
     perturbed step.
 
     Args:
-        network: on its device; its memory format is kept.
+        network: on its device, in channels_last memory format.
         normalization: on the same device; its statistics move unless it is frozen.
         optimizer: around the network's parameters.
         loss: scalar loss of logits in float32 and targets.
@@ -114,37 +115,44 @@ def fit_round(
         TrainingStoppedError: `should_stop` said so.
     """
     device = next(network.parameters()).device
-    order = torch.Generator().manual_seed(seed)
     scaler = torch.amp.GradScaler(device.type) if settings.precision == "float16" else None
+
+    def batch_loss(inputs: Tensor, targets: Tensor) -> Tensor:
+        with autocast(device, settings.precision):
+            logits = network(inputs)
+        return loss(logits.float(), targets)
+
     losses: list[Tensor] = []
     images_seen = skipped = 0
     network.train()
+    for images, targets in _augmented_batches(dataset, settings, seed, device):
+        if should_stop():
+            raise TrainingStoppedError("stopped between two batches")
+        normalization.observe(images)
+        normalized = normalization(images).contiguous(memory_format=torch.channels_last)
+        outcome = optimizer.step(partial(batch_loss, normalized, targets), scaler, settings.clip_norm)
+        skipped += int(outcome.skipped)
+        losses.append(outcome.loss)
+        images_seen += len(images)
+    if not losses:
+        raise TrainingError("no training image: the training split is empty")
+    if skipped == len(losses):
+        raise TrainingError(f"none of {skipped} steps had finite loss and gradients; lower training.learning_rate")
+    return RoundResult(len(losses), skipped, images_seen, float(torch.stack(losses).nanmean()))
+
+
+def _augmented_batches(
+    dataset: "Dataset[tuple[Tensor, Tensor]]", settings: RoundSettings, seed: int, device: torch.device
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """The shuffled batches of all epochs of a round, on the device, augmented there."""
+    order = torch.Generator().manual_seed(seed)
     for _ in range(settings.epochs):
         for batch, target_batch in batches(dataset, settings.batch_size, order, settings.workers):
-            if should_stop():
-                raise TrainingStoppedError("stopped between two batches")
             images = batch.to(device, non_blocking=True)
             targets = target_batch.to(device, non_blocking=True)
             if settings.augmentation == "flip_rotate":
                 images, targets = flip_and_rotate(images, targets, order)
-            normalization.observe(images)
-            normalized = normalization(images).contiguous(memory_format=torch.channels_last)
-
-            def closure(inputs: Tensor = normalized, truth: Tensor = targets) -> Tensor:
-                with autocast(device, settings.precision):
-                    logits = network(inputs)
-                return loss(logits.float(), truth)
-
-            outcome = optimizer.step(closure, scaler=scaler, clip_norm=settings.clip_norm)
-            skipped += int(outcome.skipped)
-            losses.append(outcome.loss.detach())
-            images_seen += len(images)
-    if not losses:
-        raise TrainingError("no training image: the training split is empty")
-    mean_loss = float(torch.stack(losses).nanmean())
-    if skipped == len(losses):
-        raise TrainingError(f"none of {skipped} steps had finite loss and gradients; lower training.learning_rate")
-    return RoundResult(len(losses), skipped, images_seen, mean_loss)
+            yield images, targets
 
 
 @torch.inference_mode()

@@ -25,6 +25,7 @@ class AmplitudeGathering:
         settings, data = experiment.amplitude, experiment.data
         channels = load_task(experiment.task).in_channels
         shape = statistic_shape(settings.region, channels, data.height, data.width, settings.low_fraction)
+        self._logarithmic = settings.region == "site_gain"
         self._by_images = settings.average == "images"
         self._mean = StreamingMean({"amplitude": np.zeros(shape, np.float32)})
         self._images = 0
@@ -34,8 +35,10 @@ class AmplitudeGathering:
         """Refuse a statistic that must not enter the mean, before anything is added.
 
         Raises:
-            ContributionError: wrong shape or not finite.
+            ContributionError: wrong shape, not finite, or an amplitude below 0.
         """
+        if not self._logarithmic and bool((statistic.values < 0).any()):
+            raise ContributionError("the amplitude holds values below 0")
         self._mean.check({"amplitude": statistic.values}, statistic.images)
 
     def add(self, site: str, statistic: AmplitudeStatistic) -> None:
@@ -44,6 +47,7 @@ class AmplitudeGathering:
         Raises:
             ContributionError: see `check`; nothing was added.
         """
+        self.check(statistic)
         self._mean.add({"amplitude": statistic.values}, statistic.images if self._by_images else 1)
         self._images += statistic.images
         self.sites.append(site)

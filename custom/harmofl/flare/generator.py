@@ -31,12 +31,20 @@ class HarmoFLShareableGenerator(ShareableGenerator):
 
 
 def apply_difference(weights: Arrays, difference: Arrays, rate: float) -> Arrays:
-    """Weights moved by `rate` times the difference, in float32; counters take the whole of their maximum difference."""
+    """Weights moved by `rate` times the difference, in float32; counters take the whole of their maximum difference.
+
+    Raises:
+        ValueError: the moved weights are not finite, and must not become the global model.
+    """
     moved = {}
     for name, value in weights.items():
         change = difference[name]
         if np.issubdtype(value.dtype, np.floating):
             moved[name] = value + np.asarray(rate, value.dtype) * change
+            if not np.isfinite(moved[name]).all():
+                raise ValueError(
+                    f"the global model would not be finite in {name}; lower federation.server_learning_rate"
+                )
         else:
             moved[name] = (value + change).astype(value.dtype)
     return moved

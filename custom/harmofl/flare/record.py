@@ -43,7 +43,7 @@ def close_round(run: ServerRun, round_number: int, accepted: list[str]) -> Round
         seconds={site: float(reported.get("seconds", 0)) for site, reported in numbers.items()},
         sites_accepted=accepted,
         sites_refused=dict(run.refused),
-        bytes_sent={site: sum(kinds.values()) for site, kinds in run.bytes_sent.items()},
+        bytes_sent={site: run.last_bytes.get(site, 0) for site in accepted},
         server_resident_mib=_resident_mib(),
     )
     run.rounds.append(record)

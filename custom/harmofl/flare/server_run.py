@@ -39,6 +39,7 @@ class ServerRun:
     rounds: list[RoundRecord] = field(default_factory=list)
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
     bytes_sent: dict[str, dict[str, int]] = field(default_factory=dict)
+    last_bytes: dict[str, int] = field(default_factory=dict)
     model_sha256: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
@@ -60,7 +61,8 @@ class ServerRun:
         return TaskHeader(self.run_id, self.experiment.hash, self.demo, round_number)
 
     def count_bytes(self, site: str, sent: dict[str, int]) -> None:
-        """Add the bytes of one answer, by kind."""
+        """Note the bytes of one answer, by kind, and add them to those of the whole run."""
+        self.last_bytes[site] = sum(sent.values())
         held = self.bytes_sent.setdefault(site, {"weights": 0, "amplitude": 0})
         for kind, size in sent.items():
             held[kind] += size

@@ -11,6 +11,16 @@ import torch
 from torch import Tensor
 
 _FORMAT = 1
+_NOTES = {
+    "experiment",
+    "experiment_hash",
+    "run_id",
+    "next_round",
+    "amplitude",
+    "amplitude_images",
+    "amplitude_sites",
+    "record",
+}
 _GENERATIONS = 2
 
 
@@ -70,6 +80,8 @@ class SiteState:
 
     def save_round(self, round_number: int, content: dict[str, Any]) -> None:
         """Keep what follows from having finished `round_number`, and forget all but two generations."""
+        for leftover in self._folder.glob(".round_*"):  # of a process that was killed while it wrote
+            leftover.unlink()
         save_atomically(content, self._round_file(round_number))
         held = sorted(self._folder.glob("round_*.pt"))
         newer = [path for path in held if path > self._round_file(round_number)]
@@ -139,6 +151,9 @@ class Checkpoint:
         notes = content.get("harmofl") if isinstance(content, dict) else None
         if not isinstance(notes, dict) or notes.get("format") != _FORMAT:
             raise StateError(f"{path.name}: not a HarmoFL checkpoint of format {_FORMAT}")
+        missing = sorted(_NOTES - notes.keys())
+        if missing or "model" not in content:
+            raise StateError(f"{path.name}: the checkpoint lacks {', '.join(missing) or 'its model'}")
         return cls(
             model=content["model"],
             experiment=json.loads(notes["experiment"]),

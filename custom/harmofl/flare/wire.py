@@ -6,13 +6,14 @@ NumPy float32; counters keep their integer type.
 """
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 Arrays = dict[str, np.ndarray]
 
@@ -69,6 +70,38 @@ class UpdateMessage:
     numbers: dict[str, Any] = field(default_factory=dict)
 
 
+Count = Annotated[int, Field(ge=0, strict=True)]
+Code = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
+
+
+class SiteNumbers(BaseModel):
+    """All numbers that may leave a site, by name; reasons are codes, so that no file name or path leaves with them."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    cases: dict[Literal["training", "validation", "test"], Count] = {}
+    skipped: dict[Code, Count] = {}
+    demo: bool = False
+    steps: Count = 0
+    skipped_steps: Count = 0
+    images: Annotated[int, Field(ge=1, strict=True)] | None = None
+    loss: float | None = None
+    validation: float | None = None
+    seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
+    received_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
+    test: dict[Literal["final", "best"], dict[Code, list[float]]] = {}
+
+
+def _check_numbers(numbers: Any) -> dict[str, Any]:
+    try:
+        SiteNumbers.model_validate(numbers)
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"][:1]) or "numbers"
+        raise MessageError(f"the answer's numbers cannot be used: {key}: {problem['msg']}") from None
+    return dict(numbers)
+
+
 def read_header(shareable: Shareable) -> TaskHeader:
     """The header of a task.
 
@@ -102,6 +135,8 @@ def unpack_model(shareable: Shareable) -> ModelMessage:
         MessageError: no weights in it.
     """
     parts = _parts(shareable)
+    if any(name in parts and parts[name].data_kind != DataKind.WEIGHTS for name in (_WEIGHTS, _BEST)):
+        raise MessageError("the task carries something else than weights")
     if _WEIGHTS not in parts:
         raise MessageError("the task carries no weights")
     best = parts.get(_BEST)
@@ -109,7 +144,12 @@ def unpack_model(shareable: Shareable) -> ModelMessage:
 
 
 def pack_update(message: UpdateMessage) -> Shareable:
-    """A site's answer: weight differences, statistics alone, or a collection of both; numbers in the outer meta."""
+    """A site's answer: weight differences, statistics alone, or a collection of both; numbers in the outer meta.
+
+    Raises:
+        MessageError: the numbers hold something that must not leave a site.
+    """
+    _check_numbers(message.numbers)
     numbers = {_NUMBERS: message.numbers, MetaKey.NUM_STEPS_CURRENT_ROUND: message.numbers.get("steps", 0)}
     if message.difference is None and message.amplitude is None:
         return DXO(DataKind.METRICS, data={}, meta=numbers).to_shareable()
@@ -139,9 +179,7 @@ def unpack_update(shareable: Shareable) -> UpdateMessage:
     weights = parts.get(_WEIGHTS)
     if weights is not None and weights.data_kind != DataKind.WEIGHT_DIFF:
         raise MessageError(f"the answer holds {weights.data_kind}, not weight differences")
-    numbers = outer.get_meta_prop(_NUMBERS) or {}
-    if not isinstance(numbers, dict):
-        raise MessageError("the answer's numbers have another form")
+    numbers = _check_numbers(outer.get_meta_prop(_NUMBERS) or {})
     return UpdateMessage(weights.data if weights else None, _read_amplitude(parts), numbers)
 
 
@@ -180,6 +218,8 @@ def _parts(shareable: Shareable) -> dict[str, DXO]:
     except ValueError as error:
         raise MessageError(f"the message cannot be read ({error})") from None
     if dxo.data_kind == DataKind.COLLECTION:
+        if not all(isinstance(part, DXO) for part in dxo.data.values()):
+            raise MessageError("a part of the message has another form")
         return dict(dxo.data)
     if dxo.data_kind in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
         return {_WEIGHTS: dxo}

@@ -1,0 +1,209 @@
+"""StreamingMean: exact, independent of the order of arrival, all or nothing, of constant size."""
+
+import math
+import tracemalloc
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harmofl.core.aggregation import StreamingMean
+
+HALF_AND_A_BIT = Fraction(1, 2**28)
+
+
+def bits(array):
+    return np.asarray(array).tobytes()
+
+
+def quantum(value: Fraction) -> Fraction:
+    """Distance between neighboring float32 numbers around value."""
+    exponent = math.floor(math.log2(abs(value)))
+    exponent += (abs(value) >= Fraction(2) ** (exponent + 1)) - (abs(value) < Fraction(2) ** exponent)
+    return Fraction(2) ** max(exponent - 23, -149)  # 24 bits of mantissa; 2^-149 is the smallest subnormal
+
+
+def rounded_once(value: Fraction) -> float:
+    """The nearest float32, ties to even, without a float64 on the way."""
+    return 0.0 if value == 0 else float(round(value / quantum(value)) * quantum(value))
+
+
+def near_a_tie(value: Fraction) -> bool:
+    """Whether a float64 on the way may decide between two neighbors.
+
+    The sum and the division each round by at most 2^-53 of the value, together 2^-52, and value < 2^24 quanta.
+    """
+    return value != 0 and abs(value / quantum(value) % 1 - Fraction(1, 2)) <= HALF_AND_A_BIT
+
+
+@st.composite
+def contributions(draw):
+    """Some sites' values of one entry, within 2^55 of each other as the class promises, and integer weights."""
+    count, size = draw(st.integers(1, 6)), draw(st.integers(1, 4))
+    base = draw(st.integers(-149, 72))  # 24 bits of mantissa and 31 of scale: 2^(72 + 55) is still a float32
+    mantissas = st.integers(-(2**24) + 1, 2**24 - 1)
+    number = st.builds(lambda mantissa, scale: math.ldexp(mantissa, base + scale), mantissas, st.integers(0, 31))
+    rows = st.lists(number, min_size=size, max_size=size)
+    values = [np.array(draw(rows), np.float32) for _ in range(count)]
+    weights = [draw(st.integers(1, 10**6)) for _ in range(count)]
+    # what cancels lays bare what a float64 sum has rounded away
+    canceled = [index for index in range(count - 1) if draw(st.booleans())]
+    return values + [-values[index] for index in canceled], weights + [weights[index] for index in canceled]
+
+
+def mean_of(values, weights):
+    mean = StreamingMean({"w": np.zeros_like(values[0])})
+    for value, weight in zip(values, weights, strict=True):
+        mean.add({"w": value}, weight)
+    return mean.mean()["w"]
+
+
+@given(contributions())
+def test_the_mean_is_the_rational_one_rounded(drawn):
+    values, weights = drawn
+    result = mean_of(values, weights)
+    assert result.dtype == np.float32
+    for index, got in enumerate(result.tolist()):
+        pairs = zip(values, weights, strict=True)
+        exact = sum((Fraction(float(v[index])) * w for v, w in pairs), Fraction()) / sum(weights)
+        if near_a_tie(exact):
+            assert abs(Fraction(got) - exact) < quantum(exact)
+        else:
+            assert got == rounded_once(exact)
+
+
+@given(contributions(), st.randoms(use_true_random=False))
+def test_the_order_of_arrival_does_not_change_a_bit(drawn, random):
+    pairs = list(zip(*drawn, strict=True))
+    expected = bits(mean_of(*drawn))
+    random.shuffle(pairs)
+    assert bits(mean_of(*zip(*pairs, strict=True))) == expected
+
+
+def test_a_hundred_orders_of_seven_sites_give_the_same_bits():
+    generator = np.random.default_rng(0)
+    # three sites that cancel three others leave the smallest one; all within 10^16 < 2^55
+    scales = 10.0 ** np.array([[8.0], [4.0], [0.0], [-8.0]])
+    sites = (generator.uniform(0.5, 1, (4, 50)) * scales).astype(np.float32)
+    values = [*sites, *-sites[:3]]
+    weights = [3, 5, 7, 11, 3, 5, 7]
+    results, naive = set(), set()
+    for _ in range(100):
+        order = generator.permutation(7)
+        results.add(bits(mean_of([values[i] for i in order], [weights[i] for i in order])))
+        total = sum(values[i].astype(np.float64) * weights[i] for i in order)
+        naive.add(bits((total / 41).astype(np.float32)))
+    assert len(results) == 1
+    assert len(naive) > 1  # a plain float64 sum depends on the order
+    # 41 is the sum of the weights; one division and one rounding to float32 are left
+    expected = (sites[3].astype(np.float64) * 11 / 41).astype(np.float32)
+    assert results == {bits(expected)}
+
+
+def test_what_cancels_leaves_what_is_small():
+    # 2^55 + 1 - 2^55 = 1 in every order, though 2^55 + 1 is no float64; 1/3 is rounded once
+    values = [np.array([value], np.float32) for value in (2.0**55, 1.0, -(2.0**55))]
+    for order in ((0, 1, 2), (1, 0, 2), (0, 2, 1)):
+        assert mean_of([values[i] for i in order], [1, 1, 1]).tolist() == [float(np.float32(1 / 3))]
+
+
+finite = st.floats(width=32, allow_nan=False, allow_infinity=False)
+
+
+@given(st.lists(finite, min_size=1, max_size=5), st.integers(1, 2**29) | st.floats(1e-6, 1e6))
+def test_one_contribution_of_any_weight_comes_back(values, weight):
+    array = np.array(values, np.float32) + np.float32(0)  # a sum has no negative zero
+    assert bits(mean_of([array], [weight])) == bits(array)
+
+
+@given(st.lists(finite, min_size=1, max_size=5), st.lists(st.integers(1, 10**6), min_size=1, max_size=8))
+def test_equal_contributions_are_the_identity(values, weights):
+    array = np.array(values, np.float32) + np.float32(0)
+    assert bits(mean_of([array] * len(weights), weights)) == bits(array)
+
+
+def test_weights_count():
+    # (1 * 3 + 5 * 1) / 4 = 2
+    assert mean_of([np.float32([1]), np.float32([5])], [3, 1]).tolist() == [2.0]
+
+
+def test_memory_does_not_grow_with_the_number_of_sites():
+    size = 50_000  # more than one block of the sum
+    mean = StreamingMean({"w": np.zeros(size, np.float32), "n": np.zeros(size, np.int64)})
+    generator = np.random.default_rng(0)
+
+    def held_after(count):
+        while mean.count < count:
+            contribution = {"w": generator.standard_normal(size).astype(np.float32), "n": np.arange(size)}
+            mean.add(contribution, mean.count + 1)
+        del contribution
+        return tracemalloc.get_traced_memory()[0]
+
+    tracemalloc.start()
+    try:
+        few, many = held_after(2), held_after(40)
+    finally:
+        tracemalloc.stop()
+    assert many - few < size  # one kept float32 contribution alone would be 4 bytes a value
+
+
+def reference():
+    return {
+        "conv.weight": np.zeros((2, 3), np.float32),
+        "conv.bias": np.zeros((), np.float32),
+        "norm.count": np.zeros((), np.int64),
+        "norm.flags": np.zeros(3, bool),
+    }
+
+
+def contribution(value=1.0, count=5, flags=(True, False, False)):
+    return {
+        "conv.weight": np.full((2, 3), value, np.float32),
+        "conv.bias": np.array(value, np.float32),
+        "norm.count": np.array(count, np.int64),
+        "norm.flags": np.array(flags),
+    }
+
+
+@pytest.mark.parametrize("weights", [(1, 3), (0.25, 0.5)])
+def test_counters_and_flags_take_the_maximum_and_keep_their_type(weights):
+    mean = StreamingMean(reference())
+    mean.add(contribution(count=20, flags=(True, False, False)), weights[0])
+    mean.add(contribution(count=10, flags=(False, False, True)), weights[1])
+    result = mean.mean()
+    assert {name: (value.dtype, value.shape) for name, value in result.items()} == {
+        name: (value.dtype, value.shape) for name, value in reference().items()
+    }
+    assert result["norm.count"] == 20
+    assert result["norm.flags"].tolist() == [True, False, True]
+
+
+def test_a_counter_beyond_the_integers_of_a_float64_stays_exact():
+    mean = StreamingMean({"n": np.zeros((), np.int64)})
+    mean.add({"n": np.array(2**53 + 1)}, 1)
+    mean.add({"n": np.array(2**53)}, 1)
+    assert mean.mean()["n"] == 2**53 + 1
+
+
+def test_counters_below_zero_are_not_raised_to_zero():
+    mean = StreamingMean({"n": np.zeros(1, np.int64)})
+    mean.add({"n": np.array([-4])}, 1)
+    mean.add({"n": np.array([-2])}, 1)
+    assert mean.mean()["n"].tolist() == [-2]
+
+
+def test_numpy_scalars_pass_for_arrays_without_dimensions():
+    mean = StreamingMean(reference())
+    mean.add(contribution(2.0) | {"conv.bias": np.float32(2), "norm.count": np.int64(7)}, 1)
+    result = mean.mean()
+    assert isinstance(result["conv.bias"], np.ndarray)
+    assert isinstance(result["norm.count"], np.ndarray)
+    assert (result["conv.bias"], result["norm.count"]) == (2.0, 7)
+
+
+def test_a_half_precision_contribution_is_averaged_in_the_model_s_type():
+    result = StreamingMean({"w": np.zeros(1, np.float32)})
+    result.add({"w": np.array([0.1], np.float16)}, 1)
+    assert result.mean()["w"].tolist() == [float(np.float16(0.1))]

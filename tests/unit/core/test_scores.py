@@ -1,0 +1,136 @@
+"""Scores: numbers derived by hand, rules for undefined values, agreement with MONAI."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from monai.metrics.meandice import DiceMetric
+
+from harmofl.core.scores import case_dice, predicted_classes, published_dice, summarize
+
+
+def case(*slices):
+    return torch.tensor(slices)
+
+
+# Two slices of 2 x 2 pixels. |P| = 3, |M| = 3, |P and M| = 2.
+PREDICTED = case([[1, 1], [0, 0]], [[0, 0], [0, 1]])
+TRUE = case([[1, 0], [1, 0]], [[0, 0], [0, 1]])
+EMPTY = torch.zeros_like(TRUE)
+
+
+def test_case_dice_by_hand():
+    assert case_dice(PREDICTED, TRUE) == pytest.approx(2 * 2 / (3 + 3))
+
+
+def test_published_dice_by_hand():
+    # Slice 0: foreground 2*1 / (2+2) = 1/2; background: 1 common of 2 and 2, again 1/2.
+    # Slice 1 is right: 1 and 1. Mean over slices of the mean over classes: (1/2 + 1) / 2 = 3/4.
+    assert published_dice(PREDICTED, TRUE) == pytest.approx(0.75, abs=1e-8)
+
+
+def test_published_dice_leaves_out_slices_without_prostate():
+    # the false positive in an empty third slice costs the case Dice, 4 / (4 + 3), and not the published one
+    predicted = torch.cat([PREDICTED, case([[1, 0], [0, 0]])])
+    true = torch.cat([TRUE, case([[0, 0], [0, 0]])])
+    assert published_dice(predicted, true) == pytest.approx(0.75, abs=1e-8)
+    assert case_dice(predicted, true) == pytest.approx(4 / 7)
+
+
+def test_a_two_class_mean_flatters():
+    # 10 x 10 pixels, mask of 10, prediction of 10, 5 common: foreground 10 / 20 = 0.5; background: 90 and 90 with 85
+    # common: 170 / 180. Mean: (1/2 + 17/18) / 2 = 13/18.
+    true, predicted = torch.zeros(1, 10, 10), torch.zeros(1, 10, 10)
+    true[0, 0], predicted[0, 0, :5], predicted[0, 1, :5] = 1, 1, 1
+    assert case_dice(predicted, true) == 0.5
+    assert published_dice(predicted, true) == pytest.approx(13 / 18, abs=1e-8)
+
+
+@pytest.mark.parametrize("score", [case_dice, published_dice])
+def test_edges(score):
+    assert score(TRUE, TRUE) == pytest.approx(1, abs=1e-8)
+    assert score(EMPTY, TRUE) < 0.5  # nothing found: 0 for the foreground
+    # an empty mask leaves nothing to score, whether something was predicted or not
+    assert math.isnan(score(EMPTY, EMPTY))
+    assert math.isnan(score(PREDICTED, EMPTY))
+
+
+def test_nothing_found_is_zero():
+    assert case_dice(EMPTY, TRUE) == 0.0
+
+
+def test_every_label_above_0_is_foreground():
+    assert case_dice(PREDICTED * 2, TRUE.to(torch.uint8) * 3) == pytest.approx(2 / 3)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_case_dice_equals_monai(seed):
+    generator = torch.Generator().manual_seed(seed)
+    predicted = (torch.rand(5, 17, 13, generator=generator) < 0.3).to(torch.uint8)
+    true = (torch.rand(5, 17, 13, generator=generator) < 0.2).to(torch.uint8)
+    # MONAI's batch first, class next: one item, one class, the whole case as a volume
+    expected = DiceMetric(include_background=True, reduction="none")(predicted[None, None], true[None, None])
+    assert case_dice(predicted, true) == pytest.approx(float(expected), abs=1e-6)
+
+
+@given(st.integers(0, 2**16 - 1), st.integers(1, 2**16 - 1))
+def test_case_dice_is_symmetric_and_bounded(first, second):
+    masks = [torch.tensor([bits >> i & 1 for i in range(16)]).reshape(1, 4, 4) for bits in (first, second)]
+    score = case_dice(*masks)
+    assert 0 <= score <= 1
+    assert (score == 1) == (first == second)
+    if first:
+        assert score == case_dice(*reversed(masks))
+
+
+def test_the_interval_is_student_s():
+    # Scores 0.7, 0.8, 0.9: mean 0.8, deviations -0.1, 0, 0.1, s^2 = 0.02 / 2, s = 0.1.
+    # The 97.5 % quantile of t with 2 degrees of freedom is 4.302653 (tables), half = 4.302653 * 0.1 / sqrt(3).
+    summary = summarize([0.7, 0.8, 0.9])
+    half = 4.302653 * 0.1 / math.sqrt(3)
+    assert summary.mean == pytest.approx(0.8)
+    assert summary.low == pytest.approx(0.8 - half, abs=1e-6)
+    assert summary.high == 1.0  # 0.8 + 0.248 lies beyond the range of a Dice
+    assert (summary.n, summary.undefined) == (3, 0)
+
+
+def test_a_narrow_interval_is_not_cut():
+    # Scores 0.5 and 0.52: mean 0.51, s = 0.02 / sqrt(2), s / sqrt(2) = 0.01; t with 1 degree of freedom: 12.7062.
+    summary = summarize([0.5, 0.52])
+    assert (summary.low, summary.high) == (
+        pytest.approx(0.51 - 0.127062, abs=1e-6),
+        pytest.approx(0.51 + 0.127062, abs=1e-6),
+    )
+
+
+def test_the_interval_is_cut_at_zero():
+    # 0 and 0.2: mean 0.1, half 12.7 * 0.1
+    assert summarize([0.0, 0.2]).low == 0.0
+
+
+def test_undefined_scores_do_not_count_as_zero():
+    summary = summarize([0.7, math.nan, 0.8, 0.9, math.nan])
+    assert summary.mean == pytest.approx(0.8)
+    assert (summary.n, summary.undefined) == (3, 2)
+
+
+def test_one_defined_score_has_no_interval():
+    summary = summarize([math.nan, 0.6])
+    assert (summary.mean, summary.low, summary.high, summary.n, summary.undefined) == (0.6, None, None, 1, 1)
+
+
+@pytest.mark.parametrize("scores", [[], [math.nan, math.nan]])
+def test_no_defined_score_is_undefined_and_not_zero(scores):
+    summary = summarize(scores)
+    assert (summary.mean, summary.low, summary.high) == (None, None, None)
+    assert (summary.n, summary.undefined) == (0, len(scores))
+
+
+def test_predicted_classes_are_the_largest_logits():
+    logits = torch.tensor(np.random.default_rng(0).standard_normal((2, 3, 4, 5)))
+    classes = predicted_classes(logits)
+    assert classes.dtype == torch.uint8
+    assert torch.equal(classes.long(), torch.tensor(logits.numpy().argmax(1)))

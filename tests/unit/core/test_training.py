@@ -1,0 +1,216 @@
+"""fit_round: deterministic, a plain loop without the method's parts, refusing what cannot train."""
+
+import hashlib
+import math
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+from toy_segmentation import (
+    BATCH,
+    IMAGES,
+    STEPS,
+    cross_entropy,
+    dataset,
+    equal,
+    fitted,
+    network,
+    normalization,
+    settings,
+)
+
+from harmofl.core.perturbation import WeightPerturbation
+from harmofl.core.training import TrainingError, TrainingStoppedError, batches, build_optimizer, fit_round, seed_of
+
+
+def test_seeds_depend_on_run_site_round_and_purpose_alone():
+    # SHA-256 of "7/A/2/train" begins with these 8 bytes; shifted right by one bit they are a 63-bit number
+    digest = hashlib.sha256(b"7/A/2/train").hexdigest()[:16]
+    assert seed_of(7, "A", 2) == int(digest, 16) // 2
+    seeds = {seed_of(s, site, r, p) for s in (0, 1) for site in ("A", "B") for r in (0, 1) for p in ("train", "x")}
+    assert len(seeds) == 16
+    assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_one_seed_gives_one_result(name):
+    torch.manual_seed(1)
+    first, *_, result = fitted(name=name)
+    torch.manual_seed(2)  # the global random state must not matter
+    again, *_, same = fitted(name=name)
+    assert equal(first, again)
+    assert result == same
+
+
+@pytest.mark.parametrize("augmentation", ["none", "flip_rotate"])
+def test_another_seed_gives_another_result(augmentation):
+    assert not equal(fitted(seed=1, augmentation=augmentation)[0], fitted(seed=2, augmentation=augmentation)[0])
+
+
+def test_masks_move_with_their_images():
+    model, seen = network(), []
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+
+    def checking_loss(logits, targets):
+        assert torch.equal(targets, (seen[-1][:, 1] > 0.5).long())  # as the data set makes them
+        return cross_entropy(logits, targets)
+
+    optimizer = WeightPerturbation(build_optimizer(model, "sgd", 0.05, 0.9, 0.0), 0.05, model)
+    layer = normalization(intensity="none")
+    fit_round(model, layer, optimizer, checking_loss, dataset(), settings=settings(), seed=1)
+    assert not torch.equal(torch.cat(seen)[:BATCH], dataset().tensors[0][:BATCH])
+    assert len(seen) == 2 * STEPS
+    # both passes of a step see the same images
+    assert all(torch.equal(seen[index], seen[index + 1]) for index in range(0, len(seen), 2))
+
+
+def test_augmentation_matters():
+    assert not equal(fitted(augmentation="none")[0], fitted(augmentation="flip_rotate")[0])
+
+
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+@pytest.mark.parametrize("name", ["sgd", "adam"])
+def test_without_perturbation_and_amplitude_it_is_a_plain_loop(norm, name):
+    model, *_, result = fitted(
+        norm=norm, alpha=0.0, layer=normalization(intensity="none"), seed=5, name=name, augmentation="none", epochs=2
+    )
+    plain = network(norm)
+    optimizer = {
+        "sgd": lambda: torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4, fused=True),
+        "adam": lambda: torch.optim.Adam(plain.parameters(), lr=0.05, weight_decay=1e-4, fused=True),
+    }[name]()
+    loader = DataLoader(dataset(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(5))
+    losses = []
+    for _ in range(2):
+        for images, targets in loader:
+            optimizer.zero_grad()
+            loss = cross_entropy(plain(images.contiguous(memory_format=torch.channels_last)), targets)
+            loss.backward()
+            optimizer.step()
+            losses.append(float(loss.detach()))
+    assert equal(model, plain)
+    assert (result.steps, result.skipped_steps, result.images) == (2 * STEPS, 0, 2 * IMAGES)
+    assert result.loss == pytest.approx(np.mean(losses), rel=1e-6)
+
+
+def test_perturbation_matters():
+    assert not equal(fitted(alpha=0.05)[0], fitted(alpha=0.0)[0])
+
+
+def test_clipping_matters():
+    assert not equal(fitted(clip_norm=1e-3)[0], fitted()[0])
+
+
+@pytest.mark.parametrize("alpha", [0.0, 0.05])
+def test_statistics_are_observed_once_a_batch_whatever_the_passes(alpha):
+    layer = normalization("full")
+    passes = 0
+
+    def counting_loss(logits, targets):
+        nonlocal passes
+        passes += 1
+        return cross_entropy(logits, targets)
+
+    fitted(layer=layer, alpha=alpha, loss=counting_loss, epochs=2)
+    assert passes == 2 * STEPS * (2 if alpha else 1)
+    assert int(layer.local.state_dict()["batches"]) == 2 * STEPS
+    assert layer.local_images == 2 * IMAGES
+
+
+def test_statistics_are_those_of_the_augmented_images():
+    # full: a turned image has a turned spectrum
+    turned, still = normalization("full"), normalization("full")
+    fitted(layer=turned)
+    fitted(layer=still, augmentation="none")
+    assert not torch.equal(turned.local_statistic, still.local_statistic)
+
+
+def test_batch_norm_records_the_first_pass_only():
+    model, *_ = fitted(norm="batch", alpha=0.05)
+    assert int(model[1].num_batches_tracked) == STEPS
+
+
+def test_frozen_statistics_do_not_move():
+    layer = normalization("full")
+    layer.freeze(layer.statistics(dataset().tensors[0]).mean(0), IMAGES)
+    before = {name: value.clone() for name, value in layer.state_dict().items()}
+    fitted(layer=layer)
+    assert layer.local_images == 0
+    assert all(torch.equal(value, before[name]) for name, value in layer.state_dict().items())
+
+
+@pytest.mark.parametrize("allowed", [0, 2])
+def test_it_stops_between_two_batches(allowed):
+    model = network()
+    optimizer = WeightPerturbation(build_optimizer(model, "adam", 1e-2, 0.9, 0.0), 0.05, model)
+    asked = 0
+
+    def should_stop():
+        nonlocal asked
+        asked += 1
+        return asked > allowed
+
+    with pytest.raises(TrainingStoppedError):
+        fit_round(
+            model,
+            normalization(),
+            optimizer,
+            cross_entropy,
+            dataset(),
+            settings=settings(),
+            seed=0,
+            should_stop=should_stop,
+        )
+    steps = [int(moments["step"]) for moments in optimizer.optimizer.state.values()]
+    assert steps == ([2] * len(list(model.parameters())) if allowed else [])
+
+
+def test_an_empty_data_set_is_refused():
+    with pytest.raises(TrainingError, match="the training split is empty"):
+        fitted(dataset(0))
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_when_every_step_is_skipped_the_weights_stay_and_the_round_fails(bad):
+    model = network()
+    optimizer = WeightPerturbation(build_optimizer(model, "adam", 1e-2, 0.9, 0.0), 0.05, model)
+    with pytest.raises(TrainingError, match=f"none of {STEPS} steps had finite loss.*training.learning_rate"):
+        fit_round(
+            model,
+            normalization(),
+            optimizer,
+            lambda logits, targets: cross_entropy(logits, targets) * bad,
+            dataset(),
+            settings=settings(),
+            seed=0,
+        )
+    assert equal(model, network())
+
+
+def test_one_bad_batch_is_skipped_and_counted():
+    calls = 0
+
+    def once_bad(logits, targets):
+        nonlocal calls
+        calls += 1
+        return cross_entropy(logits, targets) * (math.nan if calls == 1 else 1.0)
+
+    model, *_, result = fitted(loss=once_bad)
+    assert (result.steps, result.skipped_steps, result.images) == (STEPS, 1, IMAGES)
+    assert math.isfinite(result.loss)
+    assert all(bool(torch.isfinite(value).all()) for value in model.state_dict().values())
+
+
+def test_bfloat16_trains_float32_weights_near_those_of_float32():
+    low, full = fitted(precision="bfloat16")[0], fitted()[0]
+    assert {value.dtype for value in low.state_dict().values()} == {torch.float32}
+    assert not equal(low, full)
+    for mine, other in zip(low.parameters(), full.parameters(), strict=True):
+        # bfloat16 has 8 bits; three steps of rate 0.05 move weights of size about 0.3 by about 0.05
+        torch.testing.assert_close(mine, other, rtol=0, atol=2e-2)
+
+
+def test_batches_without_a_generator_keep_the_order():
+    seen = torch.cat([images for images, _ in batches(dataset(), BATCH, None)])
+    assert torch.equal(seen, dataset().tensors[0])

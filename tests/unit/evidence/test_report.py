@@ -1,0 +1,135 @@
+"""report.html: one page on its own, complete where scores are undefined and sites were refused, names escaped."""
+
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from harmofl.evidence.report import write_report
+from harmofl.evidence.results import Results, RoundRecord
+
+HOSTILE = "<script>alert(1)</script>&\"'"
+VOID = {"meta", "br", "hr", "img", "link", "input"}
+
+
+class Page(HTMLParser):
+    """Elements, their attributes, table rows; complains about elements that are not closed."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.elements, self.rows, self._open = [], [], []
+        self.feed(text)
+        assert self._open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self._open.append(tag)
+        if tag == "tr":
+            self.rows.append([])
+        elif tag in ("td", "th"):
+            self.rows[-1].append("")
+
+    def handle_startendtag(self, tag, attrs):
+        self.elements.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self._open.pop() == tag
+
+    def handle_data(self, data):
+        if {"td", "th"} & set(self._open):
+            self.rows[-1][-1] += " ".join(data.split())
+
+    def row(self, first):
+        return next(row for row in self.rows if row[0] == first)
+
+
+@pytest.fixture
+def page(results, rounds, tmp_path):
+    write_report(results, rounds, tmp_path / "report.html")
+    return (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_scores_by_site(page):
+    rows = Page(page)
+    assert rows.row("HEALTHY")[1:5] == ["0.625", "0.500 to 0.750", "2", "0.625"]
+    assert rows.row("EMPTY")[1:4] == ["undefined", "–", "0 (+2 undefined)"]
+    assert rows.row("SILENT")[1] == "no answer to the evaluation"
+    assert rows.row("mean over sites")[1] == "0.625"
+
+
+def test_refused_sites_and_undefined_numbers_of_a_round(page):
+    rows = Page(page)
+    assert rows.row("0") == ["0", "2 of 3", "0.300", "0.850", "2.2", "none"]  # loss (0.9 + 0.8) / 2
+    assert rows.row("1") == ["1", "1 of 3", "undefined", "–", "–", "EMPTY: entry w holds values that are not finite"]
+
+
+def test_the_page_says_what_it_stands_on(page):
+    text = " ".join(page.split())
+    assert "synthetic data" in text
+    assert "no formal guarantee" in text
+    assert "Trained on 2 of 3 sites for 2 rounds" in text
+    assert "0.625 at the worst site, HEALTHY" in text
+    assert "site_gain after zscore, 40 images of HEALTHY" in text
+
+
+def test_real_data_has_no_demo_banner(results, rounds, tmp_path):
+    write_report(results.model_copy(update={"demo": False}), rounds, tmp_path / "report.html")
+    assert "synthetic" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_nothing_is_loaded_from_elsewhere(page):
+    for tag, attributes in Page(page).elements:
+        assert tag not in ("script", "link", "img", "iframe", "object", "image")
+        for name, value in attributes.items():
+            if name in ("href", "xlink:href", "src", "action", "data", "poster"):
+                assert value.startswith("#")
+            elif not name.startswith("xmlns"):
+                assert not re.search(r"https?:|//|url\((?!#)", value or "")
+    assert not re.search(r"@import|url\((?!#)", page)
+    # namespaces are names, not addresses: nothing else looks like one
+    others = set(re.findall(r"https?://[^\s\"'<>]+", page)) - {
+        "http://www.w3.org/2000/svg",
+        "http://www.w3.org/1999/xlink",
+    }
+    assert others == set()
+
+
+def test_equal_runs_give_equal_pages(results, rounds, tmp_path):
+    pages = []
+    for name in ("a.html", "b.html"):
+        write_report(results, rounds, tmp_path / name)
+        pages.append((tmp_path / name).read_bytes())
+    assert pages[0] == pages[1]
+
+
+def test_names_are_escaped(results, rounds, tmp_path):
+    held = results.model_dump()
+    held["sites"][HOSTILE] = held["sites"].pop("HEALTHY")
+    held["worst_site"]["site"] = HOSTILE
+    held["amplitude"]["sites"] = [HOSTILE]
+    held["experiment"]["name"] = HOSTILE
+    first = rounds[0].model_dump()
+    for key in ("validation", "loss", "steps", "seconds"):
+        first[key][HOSTILE] = first[key].pop("HEALTHY")
+    first["sites_refused"] = {"B": HOSTILE}
+    write_report(Results.model_validate(held), [RoundRecord.model_validate(first)], tmp_path / "report.html")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "<script" not in text
+    assert "&lt;script&gt;" in text
+    assert Page(text).row(HOSTILE)[1] == "0.625"
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_run_without_any_round_has_a_page(results, tmp_path):
+    write_report(results.model_copy(update={"sites_accepted": [], "worst_site": None}), [], tmp_path / "report.html")
+    assert "Trained on 0 of 3 sites" in " ".join((tmp_path / "report.html").read_text(encoding="utf-8").split())
+
+
+def test_the_page_is_replaced_as_a_whole(results, rounds, tmp_path, monkeypatch):
+    path = tmp_path / "report.html"
+    path.write_text("old", encoding="utf-8")
+    with pytest.raises(AttributeError):
+        write_report(results, [None], path)  # type: ignore[list-item]
+    assert path.read_text(encoding="utf-8") == "old"
+    assert [held.name for held in tmp_path.iterdir()] == ["report.html"]

@@ -1,0 +1,97 @@
+"""The schema of results.json and round_metrics.jsonl: round trip, unknown keys and infinite numbers refused."""
+
+import json
+import math
+
+import pytest
+from pydantic import ValidationError
+
+from harmofl.evidence.results import Results, ResultsError, RoundRecord, ScoreSummary, read_results, read_rounds
+
+
+def test_results_come_back(results, tmp_path):
+    path = tmp_path / "results.json"
+    path.write_text(results.model_dump_json(indent=2), encoding="utf-8")
+    assert read_results(path) == results
+
+
+def test_results_hold_every_documented_key(results):
+    # the keys that the project's first issue asks for
+    documented = {
+        "experiment", "method", "demo", "rounds", "best_round", "sites", "mean_over_sites", "worst_site",
+        "sites_expected", "sites_accepted", "versions", "model_sha256",
+    }  # fmt: skip
+    held = json.loads(results.model_dump_json())
+    assert documented <= set(held)
+    assert {"cases_used", "cases_skipped", "test", "bytes_sent"} <= set(held["sites"]["HEALTHY"])
+    assert {"mean", "low", "high", "n", "per_case"} <= set(held["sites"]["HEALTHY"]["test"]["dice"])
+
+
+def test_rounds_come_back(rounds, tmp_path):
+    path = tmp_path / "round_metrics.jsonl"
+    path.write_text("".join(record.model_dump_json() + "\n" for record in rounds), encoding="utf-8")
+    assert read_rounds(path) == rounds
+
+
+@pytest.mark.parametrize("place", [(), ("sites", "HEALTHY"), ("sites", "HEALTHY", "test", "dice"), ("worst_site",)])
+def test_unknown_keys_are_refused_by_name(results, tmp_path, place):
+    held = json.loads(results.model_dump_json())
+    inner = held
+    for key in place:
+        inner = inner[key]
+    inner["patient"] = "x"
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(held), encoding="utf-8")
+    with pytest.raises(ResultsError, match=r"results\.json: .*patient: Extra inputs") as caught:
+        read_results(path)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("key", list(Results.model_fields))
+def test_every_key_of_the_results_is_needed(results, tmp_path, key):
+    held = json.loads(results.model_dump_json())
+    del held[key]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(held), encoding="utf-8")
+    with pytest.raises(ResultsError, match=f"{key}: Field required"):
+        read_results(path)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_numbers_are_finite_or_null(bad):
+    given = {"mean": 0.5, "low": None, "high": None, "n": 1, "undefined": 0, "per_case": [0.5]}
+    with pytest.raises(ValidationError):
+        ScoreSummary.model_validate(given | {"mean": bad})
+    with pytest.raises(ValidationError):
+        ScoreSummary.model_validate(given | {"per_case": [bad]})
+    assert ScoreSummary.model_validate(given | {"mean": None, "per_case": [None]}).mean is None
+
+
+def test_a_missing_results_file_is_named(tmp_path):
+    with pytest.raises(ResultsError, match="results.json: cannot be read .*did the run finish"):
+        read_results(tmp_path / "results.json")
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "null"])
+def test_a_results_file_of_another_form_is_refused_in_one_line(tmp_path, text):
+    path = tmp_path / "results.json"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(ResultsError) as caught:
+        read_results(path)
+    assert str(caught.value).startswith(f"{path}: ")
+    assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_line_of_the_rounds_is_named(rounds, tmp_path):
+    path = tmp_path / "round_metrics.jsonl"
+    whole = rounds[0].model_dump_json()
+    path.write_text(f"{whole}\n{whole[:-30]}\n", encoding="utf-8")
+    with pytest.raises(ResultsError, match="line 2"):
+        read_rounds(path)
+    with pytest.raises(ResultsError, match="cannot be read"):
+        read_rounds(tmp_path / "other.jsonl")
+
+
+def test_an_unknown_key_of_a_round_is_refused(rounds):
+    with pytest.raises(ValidationError):
+        RoundRecord.model_validate(rounds[0].model_dump() | {"extra": 1})

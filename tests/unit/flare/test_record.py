@@ -1,0 +1,215 @@
+"""The run's books: a record a round, and results.json with best and worst, undefined scores null."""
+
+import hashlib
+import json
+import math
+
+import pytest
+
+from harmofl.evidence.results import read_results, read_rounds
+from harmofl.flare.record import close_round, mean_validation, write_evidence
+from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL
+from harmofl.flare.wire import AmplitudeStatistic
+
+TEST = {"A": [0.9, 0.7], "B": [0.5, 0.6, math.nan], "C": [0.4]}
+WORSE = {"A": [0.1, 0.3], "B": [0.2, 0.2, math.nan], "C": [0.0]}
+
+
+def evaluation(site, numbers, best=True):
+    scores = {"final": {"dice": WORSE[site], "published_dice": WORSE[site]}}
+    if best:
+        scores["best"] = {"dice": TEST[site], "published_dice": WORSE[site]}
+    return {"cases": numbers["cases"], "skipped": {"geometry": 1}, "validation": 0.4, "test": scores}
+
+
+@pytest.fixture
+def run(make_run, numbers):
+    """A run of three rounds whose best is round 1; site C fell out of the last one."""
+    run = make_run()
+    run.model_sha256 = "f" * 64
+    for site in run.expected:
+        run.numbers[site] = dict(numbers)
+        run.count_bytes(site, {"weights": 100, "amplitude": 8})
+    close_round(run, 0, ["A", "B", "C"])
+    close_round(run, 1, ["C", "A", "B"])
+    run.refused["C"] = "entry w holds values that are not finite"
+    close_round(run, 2, ["A", "B"])
+    run.best_round, run.best_score = 1, 0.25
+    for name in (BEST_MODEL, FINAL_MODEL):
+        (run.folder / name).write_bytes(name.encode())
+    return run
+
+
+def written_results(run, answers):
+    lines = write_evidence(run, answers)
+    return read_results(run.folder / "results.json"), lines
+
+
+def test_a_round_is_recorded(run, numbers):
+    records = read_rounds(run.folder / "round_metrics.jsonl")
+    assert [record.round for record in records] == [0, 1, 2]
+    last = records[2]
+    assert last == run.rounds[2]
+    assert last.sites_accepted == ["A", "B"]
+    assert last.sites_refused == {"C": "entry w holds values that are not finite"}
+    assert last.validation == {"A": 0.25, "B": 0.25}
+    assert (last.validation_mean, last.loss["A"], last.steps["B"], last.seconds["A"]) == (0.25, 0.5, 3, 1.5)
+    assert last.bytes_sent["A"] == 108
+    assert last.model_sha256 == "f" * 64
+    assert last.server_resident_mib > 0
+
+
+def test_undefined_and_infinite_numbers_of_a_site_are_null(run, numbers):
+    run.numbers["A"] = numbers | {"validation": None, "loss": math.inf}
+    run.numbers["B"] = numbers | {"validation": math.nan, "loss": math.nan}
+    record = close_round(run, 3, ["A", "B"])
+    assert record.validation == {"A": None, "B": None}
+    assert record.validation_mean is None
+    assert record.loss == {"A": None, "B": None}
+    line = (run.folder / "round_metrics.jsonl").read_text().splitlines()[-1]
+    assert json.loads(line)["validation"] == {"A": None, "B": None}
+
+
+@pytest.mark.parametrize(
+    ("scores", "mean"),
+    [
+        ({"A": 0.5, "B": 0.7}, 0.6),
+        ({"A": 0.5, "B": None}, 0.5),
+        ({"A": 0.5, "B": math.nan, "C": math.inf}, 0.5),
+        ({"A": None}, None),
+        ({}, None),
+    ],
+)
+def test_the_mean_validation_leaves_out_what_is_undefined(scores, mean):
+    assert mean_validation(scores) == (None if mean is None else pytest.approx(mean))
+
+
+def test_results_hold_the_best_and_the_final_model(run, numbers):
+    results, _ = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
+    assert (results.best_round, results.rounds, results.method, results.demo) == (1, 3, "harmofl", False)
+    assert results.best_reason == "highest mean validation dice over sites: 0.250"
+    # A: (0.9 + 0.7) / 2, B: (0.5 + 0.6) / 2 with one undefined, C: 0.4
+    assert {site: result.test["dice"].mean for site, result in results.sites.items()} == {
+        "A": pytest.approx(0.8),
+        "B": pytest.approx(0.55),
+        "C": pytest.approx(0.4),
+    }
+    assert results.mean_over_sites["dice"] == pytest.approx((0.8 + 0.55 + 0.4) / 3)
+    assert results.mean_over_sites_final_model["dice"] == pytest.approx((0.2 + 0.2 + 0.0) / 3)
+    assert results.sites["A"].test_final_model["dice"].mean == pytest.approx(0.2)
+    assert results.worst_site is not None
+    assert (results.worst_site.site, results.worst_site.mean) == ("C", pytest.approx(0.4))
+    assert results.experiment_hash == run.experiment.hash
+    assert results.sites_expected == ["A", "B", "C"]
+    assert results.sites_accepted == [["A", "B", "C"], ["C", "A", "B"], ["A", "B"]]
+    assert results.sites["C"].rounds_accepted == 2
+    assert results.sites["A"].bytes_sent == {"weights": 100, "amplitude": 8}
+    assert results.sites["A"].cases_used == {"training": 6, "validation": 2, "test": 2}
+    assert results.sites["A"].cases_skipped == {"geometry": 1}
+
+
+def test_an_undefined_case_is_null_and_has_no_part_in_mean_and_number(run, numbers):
+    results, _ = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
+    score = results.sites["B"].test["dice"]
+    assert score.per_case == [0.5, 0.6, None]
+    assert (score.n, score.undefined) == (2, 1)
+    assert json.loads((run.folder / "results.json").read_text())["sites"]["B"]["test"]["dice"]["per_case"][2] is None
+
+
+def test_when_the_final_model_is_the_best_one_it_is_scored_once(run, numbers):
+    run.best_round = 2  # of rounds 0, 1 and 2
+    results, _ = written_results(run, {site: evaluation(site, numbers, best=False) for site in run.expected})
+    assert results.sites["A"].test == results.sites["A"].test_final_model
+    assert results.mean_over_sites == results.mean_over_sites_final_model
+
+
+def test_an_older_best_model_does_not_stand_in_for_a_final_one_that_is_better(run, numbers):
+    # the best model that was sent for evaluation lost to the final one, which was validated last
+    run.best_round = 2
+    results, _ = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
+    assert results.sites["A"].test["dice"].mean == pytest.approx(0.2)
+
+
+def test_a_site_that_did_not_answer_stays_in_the_results(run, numbers):
+    results, lines = written_results(run, {"A": evaluation("A", numbers)})
+    assert results.sites["B"].test == {}
+    assert results.sites["B"].cases_used == numbers["cases"]  # as told in training
+    assert results.sites_without_test == ["B", "C"]
+    assert results.mean_over_sites["dice"] == pytest.approx(0.8)
+    assert any("B" in line and "undefined" in line for line in lines)
+
+
+def test_nobody_answered(run):
+    results, lines = written_results(run, {})
+    assert results.worst_site is None
+    assert results.mean_over_sites == {}
+    assert results.sites_without_test == ["A", "B", "C"]
+    assert any("mean" in line and "undefined" in line for line in lines)
+
+
+def test_a_site_whose_cases_are_all_undefined_is_no_worst_site(run, numbers):
+    answers = {site: evaluation(site, numbers) for site in run.expected}
+    answers["C"]["test"]["best"]["dice"] = [math.nan]
+    results, _ = written_results(run, answers)
+    assert results.sites["C"].test["dice"].mean is None
+    assert results.worst_site is not None
+    assert results.worst_site.site == "B"
+    assert results.sites_without_test == ["C"]
+    assert results.mean_over_sites["dice"] == pytest.approx((0.8 + 0.55) / 2)
+
+
+def test_of_two_equally_bad_sites_the_first_by_name_is_the_worst(run, numbers):
+    answers = {site: evaluation(site, numbers) for site in ("C", "B", "A")}
+    for site in ("B", "C"):
+        answers[site]["test"]["best"]["dice"] = [0.3]
+    results, _ = written_results(run, answers)
+    assert results.worst_site is not None
+    assert results.worst_site.site == "B"
+
+
+def test_without_any_best_round_the_last_one_is_named(run, numbers):
+    run.best_round = run.best_score = None
+    results, _ = written_results(run, {"A": evaluation("A", numbers, best=False)})
+    assert results.best_round == 2
+    assert results.best_reason.endswith("undefined")
+
+
+def test_hashes_and_versions(run, numbers):
+    results, _ = written_results(run, {"A": evaluation("A", numbers)})
+    assert results.model_sha256 == {
+        name: hashlib.sha256(name.encode()).hexdigest() for name in (BEST_MODEL, FINAL_MODEL)
+    }
+    assert {"harmofl", "nvflare", "torch", "monai", "numpy", "python"} <= set(results.versions)
+    assert "unknown" not in results.versions.values()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_the_amplitude_and_who_sent_it(run, numbers, frozen):
+    if frozen:
+        run.amplitude, run.amplitude_sites = AmplitudeStatistic(numbers, 40), ["A", "B"]
+    results, _ = written_results(run, {"A": evaluation("A", numbers)})
+    if frozen:
+        assert results.amplitude is not None
+        assert (results.amplitude.sites, results.amplitude.images) == (["A", "B"], 40)
+    else:
+        assert results.amplitude is None
+    assert [results.sites[site].amplitude_sent for site in "ABC"] == [frozen, frozen, False]
+
+
+def test_the_screen_shows_every_site_and_where_the_files_are(run, numbers):
+    _, lines = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
+    shown = "\n".join(lines)
+    # A: mean 0.8, s = 0.1 * sqrt(2), s / sqrt(2) = 0.1, times 12.7 is beyond [0, 1] on both sides
+    assert "A            0.800  [0.000, 1.000]   2" in shown
+    assert "C            0.400" in shown
+    assert "worst        0.400  C" in shown
+    for name in ("results.json", "report.html", BEST_MODEL, FINAL_MODEL):
+        assert str(run.folder / name) in shown
+    assert (run.folder / "report.html").is_file()
+
+
+def test_the_record_survives_a_checkpoint(run):
+    kept = json.loads(json.dumps(run.record()))
+    assert kept["best_round"] == 1
+    assert len(kept["rounds"]) == 3
+    assert kept["bytes_sent"]["A"] == {"weights": 100, "amplitude": 8}

@@ -1,0 +1,213 @@
+"""Messages survive FLARE's own serialization, and whatever does not follow the contract is refused in one line."""
+
+import math
+
+import numpy as np
+import pytest
+from nvflare.apis.dxo import DXO, DataKind, from_shareable
+from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.app_common.app_constant import AppConstants
+
+from harmofl.flare.wire import (
+    AmplitudeStatistic,
+    MessageError,
+    ModelMessage,
+    TaskHeader,
+    UpdateMessage,
+    error_reply,
+    pack_model,
+    pack_update,
+    payload_bytes,
+    read_error,
+    read_header,
+    round_of,
+    unpack_model,
+    unpack_update,
+)
+
+HEADER = TaskHeader("0123abcd", "89c82bf707d952a8", True, 3)
+AMPLITUDE = AmplitudeStatistic(np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4), 17)
+
+
+def assert_equal(first, second):
+    assert list(first) == list(second)
+    for name, value in first.items():
+        other = np.asarray(second[name])
+        assert (other.dtype, other.shape, other.tobytes()) == (value.dtype, value.shape, value.tobytes())
+
+
+def assert_same_amplitude(first, second):
+    if first is None:
+        assert second is None
+        return
+    assert_equal({"values": first.values}, {"values": second.values})
+    assert first.images == second.images
+    assert type(second.images) is int
+
+
+@pytest.mark.parametrize("amplitude", [None, AMPLITUDE])
+@pytest.mark.parametrize("best", [False, True])
+def test_a_model_comes_back(weights, wire, amplitude, best):
+    message = ModelMessage(weights, amplitude, {name: value + 1 for name, value in weights.items()} if best else None)
+    received = unpack_model(wire(pack_model(message)))
+    assert_equal(weights, received.weights)
+    assert_same_amplitude(amplitude, received.amplitude)
+    if best:
+        assert_equal({name: np.asarray(value + 1) for name, value in weights.items()}, received.best_weights)
+    else:
+        assert received.best_weights is None
+
+
+@pytest.mark.parametrize("amplitude", [None, AMPLITUDE])
+@pytest.mark.parametrize("with_weights", [False, True])
+def test_an_update_comes_back(weights, wire, numbers, amplitude, with_weights):
+    received = unpack_update(wire(pack_update(UpdateMessage(weights if with_weights else None, amplitude, numbers))))
+    assert received.numbers == numbers
+    assert_same_amplitude(amplitude, received.amplitude)
+    if with_weights:
+        assert_equal(weights, received.difference)
+    else:
+        assert received.difference is None
+
+
+def test_numbers_keep_undefined_scores(wire):
+    numbers = {"validation": None, "loss": math.inf, "test": {"final": {"dice": [0.5, math.nan]}}}
+    received = unpack_update(wire(pack_update(UpdateMessage(numbers=numbers)))).numbers
+    assert (received["validation"], received["loss"]) == (None, math.inf)
+    first, second = received["test"]["final"]["dice"]
+    assert first == 0.5
+    assert math.isnan(second)
+
+
+def test_plain_weights_after_the_amplitude_is_frozen(weights):
+    # DESIGN: a collection while the amplitude is being estimated, plain weights after that
+    alone = from_shareable(pack_update(UpdateMessage(weights)))
+    both = from_shareable(pack_update(UpdateMessage(weights, AMPLITUDE)))
+    assert (alone.data_kind, both.data_kind) == (DataKind.WEIGHT_DIFF, DataKind.COLLECTION)
+    assert {name: part.data_kind for name, part in both.data.items()} == {
+        "weights": DataKind.WEIGHT_DIFF,
+        "amplitude": DataKind.APP_DEFINED,
+    }
+
+
+@pytest.mark.parametrize("difference", [None, {"w": np.zeros(2, np.float32)}])
+@pytest.mark.parametrize("amplitude", [None, AMPLITUDE])
+def test_the_step_count_stands_where_flare_looks_for_it(difference, amplitude):
+    outer = from_shareable(pack_update(UpdateMessage(difference, amplitude, {"steps": 5})))
+    assert outer.get_meta_prop("NUM_STEPS_CURRENT_ROUND") == 5
+
+
+def test_an_amplitude_travels_as_float32(wire):
+    sent = AmplitudeStatistic(np.array([1 / 3, 2.0]), 5)  # float64
+    received = unpack_update(wire(pack_update(UpdateMessage(amplitude=sent)))).amplitude
+    assert received.values.dtype == np.float32
+    assert received.values.tolist() == [float(np.float32(1 / 3)), 2.0]
+
+
+def test_a_header_comes_back(weights, wire):
+    assert read_header(wire(HEADER.attach(pack_model(ModelMessage(weights))))) == HEADER
+    assert read_header(wire(HEADER.attach(Shareable()))) == HEADER
+
+
+@pytest.mark.parametrize("held", [None, "text", 3, [1, 2, 3, 4], {}, {"run_id": "a"}, vars(HEADER) | {"site": "A"}])
+def test_a_task_without_our_header_is_refused(held):
+    task = Shareable()
+    if held is not None:
+        task.set_header("harmofl.header", held)
+    with pytest.raises(MessageError, match="no HarmoFL header.*different versions"):
+        read_header(task)
+
+
+@pytest.mark.parametrize(
+    "task",
+    [
+        Shareable(),
+        Shareable({"weights": {"w": np.zeros(1)}}),
+        make_reply(ReturnCode.OK),
+        DXO(DataKind.METRICS, data={"w": 1}).to_shareable(),
+        pack_update(UpdateMessage(amplitude=AMPLITUDE)),
+        DXO(DataKind.COLLECTION, data={"best": DXO(DataKind.WEIGHTS, data={"w": 1})}).to_shareable(),
+    ],
+)
+def test_a_task_without_weights_is_refused(task):
+    with pytest.raises(MessageError) as caught:
+        unpack_model(task)
+    assert "\n" not in str(caught.value)
+
+
+def test_weights_instead_of_differences_are_refused(weights, wire):
+    sent = wire(pack_model(ModelMessage(weights)))
+    with pytest.raises(MessageError, match=r"holds \S*WEIGHTS, not weight differences"):
+        unpack_update(sent)
+    with pytest.raises(MessageError, match=r"holds \S*WEIGHTS, not weight differences"):
+        unpack_update(wire(pack_model(ModelMessage(weights, AMPLITUDE))))
+
+
+def test_differences_instead_of_weights_are_refused(weights, wire):
+    with pytest.raises(MessageError):
+        unpack_model(wire(pack_update(UpdateMessage(weights))))
+
+
+@pytest.mark.parametrize("name", ["weights", "amplitude"])
+def test_a_collection_of_something_else_is_refused(name, wire):
+    answer = wire(DXO(DataKind.COLLECTION, data={name: {"w": np.zeros(1)}}).to_shareable())
+    with pytest.raises(MessageError):
+        unpack_update(answer)
+
+
+def test_an_answer_that_is_no_message_is_refused():
+    with pytest.raises(MessageError, match="cannot be read"):
+        unpack_update(Shareable({"w": 1}))
+
+
+def test_numbers_of_another_form_are_refused():
+    answer = DXO(DataKind.WEIGHT_DIFF, data={"w": np.zeros(1)}, meta={"harmofl.numbers": [1, 2]}).to_shareable()
+    with pytest.raises(MessageError, match="numbers"):
+        unpack_update(answer)
+
+
+@pytest.mark.parametrize("images", [0, -1, True, 2.0, "5", None])
+def test_an_amplitude_of_no_images_is_refused(images, wire):
+    with pytest.raises(MessageError, match="images"):
+        unpack_update(wire(pack_update(UpdateMessage(amplitude=AmplitudeStatistic(AMPLITUDE.values, images)))))
+
+
+@pytest.mark.parametrize(
+    "data", [{"images": 3}, {"amplitude": np.ones(2)}, {"amplitude": "loud", "images": 3}, {"amplitude": [], "i": 1}]
+)
+def test_an_amplitude_of_another_form_is_refused(data):
+    with pytest.raises(MessageError, match="amplitude"):
+        unpack_update(DXO(DataKind.APP_DEFINED, data=data).to_shareable())
+
+
+def test_numpy_image_counts_are_accepted(wire):
+    sent = AmplitudeStatistic(AMPLITUDE.values, np.int64(17))
+    assert_same_amplitude(AMPLITUDE, unpack_update(wire(pack_update(UpdateMessage(amplitude=sent)))).amplitude)
+
+
+def test_an_error_travels_as_code_and_line(wire):
+    reply = wire(error_reply("no_data", "site A has no case to train on"))
+    assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    assert read_error(reply) == ("no_data", "site A has no case to train on")
+
+
+def test_an_error_that_flare_made_has_its_code():
+    code, reason = read_error(make_reply(ReturnCode.TASK_ABORTED))
+    assert code == ReturnCode.TASK_ABORTED
+    assert "site's log" in reason
+
+
+def test_the_round_comes_from_the_cookie():
+    answer = Shareable()
+    assert round_of(answer) is None
+    answer.add_cookie(AppConstants.CONTRIBUTION_ROUND, 5)
+    assert round_of(answer) == 5
+
+
+def test_payload_is_counted_by_kind(weights, wire):
+    # weights: 6 * 4 + 4 + 8 bytes, amplitude: 12 * 4; FLARE gives NumPy scalars or arrays of no dimension back
+    assert payload_bytes(UpdateMessage(weights, AMPLITUDE)) == {"weights": 36, "amplitude": 48}
+    assert payload_bytes(UpdateMessage()) == {"weights": 0, "amplitude": 0}
+    received = unpack_update(wire(pack_update(UpdateMessage(weights, AMPLITUDE))))
+    assert payload_bytes(received) == {"weights": 36, "amplitude": 48}

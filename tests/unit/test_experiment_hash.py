@@ -1,0 +1,103 @@
+"""The hash of an experiment: of every setting that decides the result, and of nothing else."""
+
+import copy
+import json
+from typing import Any
+
+from harmofl.experiment import Experiment, resolve, set_key
+
+
+def changed(settings: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
+    copied = copy.deepcopy(settings)
+    set_key(copied, key, value)
+    return copied
+
+
+FULL = {
+    "method": "harmofl",
+    "data": {"aliases": {"RUNMC": ["ISBI"], "BMC": ["ISBI_1.5"]}, "simulated_root": "/data/{SITE_NAME}"},
+    "training": {"clip_norm": 1.0},
+    "federation": {"resume_from": "a.pt"},
+    "demo": {"cases": 4, "overrides": {"seed": 3, "federation.rounds": 1}, "scanners": {"A": "x", "B": "y"}},
+}
+
+
+def merged(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
+    both = settings | more
+    shared = {key for key in settings if isinstance(settings[key], dict) and key in more}
+    return both | {key: merged(settings[key], more[key]) for key in shared}
+
+
+def leaves(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
+    found = []
+    for key, value in settings.items():
+        inner = isinstance(value, dict) and f"{prefix}{key}" not in ("data.aliases", "demo.overrides", "demo.scanners")
+        found += leaves(value, f"{prefix}{key}.") if inner else [(f"{prefix}{key}", value)]
+    return found
+
+
+# Another valid value of each setting that is not a plain number.
+OTHER = {
+    "name": "other",
+    "task": "nuclei",
+    "method": "fedavg",
+    "data.slices": "foreground",
+    "data.split": "as_published",
+    "data.fractions": [0.6, 0.2, 0.2],
+    "data.upper_percentile": 98.0,
+    "data.aliases": {"RUNMC": ["ISBI"]},
+    "data.simulated_root": None,
+    "network.name": "densenet121",
+    "network.norm": "batch",
+    "amplitude.preset": "as_described",
+    "amplitude.intensity": "window",
+    "amplitude.region": "low",
+    "amplitude.estimation": "running_mean",
+    "amplitude.average": "images",
+    "training.optimizer": "adam",
+    "training.augmentation": "none",
+    "training.precision": "bfloat16",
+    "training.keep_moments": False,
+    "federation.weights": "samples",
+    "federation.resume_from": None,
+    "demo.overrides": {},
+    "demo.scanners": {},
+}
+
+
+def test_the_hash_changes_with_every_setting_but_where_to_resume_from(written):
+    experiment = resolve(merged(written, FULL))
+    settings = experiment.model_dump(mode="json")
+    keys = leaves(settings)
+    assert len(keys) > 40
+    hashes = {}
+    for key, value in keys:
+        other = OTHER[key] if key in OTHER else value + 1 if isinstance(value, int) else value / 2
+        # not by resolve: a method or preset would change other settings with it
+        hashes[key] = Experiment.model_validate_json(json.dumps(changed(settings, key, other))).hash
+    undecided = ["federation.resume_from", "demo.overrides"]
+    assert [key for key, value in hashes.items() if value == experiment.hash] == undecided
+    different = [value for key, value in hashes.items() if key not in undecided]
+    assert len(set(different)) == len(different)
+
+
+def reordered(settings: Any) -> Any:
+    if not isinstance(settings, dict):
+        return settings
+    return {key: reordered(settings[key]) for key in reversed(list(settings))}
+
+
+def test_the_hash_does_not_depend_on_the_order_of_keys(written):
+    settings = merged(written, FULL)
+    assert json.dumps(reordered(settings)) != json.dumps(settings)
+    assert resolve(reordered(settings)).hash == resolve(settings).hash
+
+
+def test_the_hash_is_the_same_whether_defaults_are_written_or_left_out(written):
+    assert resolve(changed(written, "training.momentum", 0.9)).hash == resolve(written).hash
+    assert resolve(written).hash != resolve(changed(written, "training.momentum", 0.8)).hash
+
+
+def test_the_hash_is_16_hex_digits(written):
+    assert int(resolve(written).hash, 16) >= 0
+    assert len(resolve(written).hash) == 16
