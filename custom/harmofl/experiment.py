@@ -144,9 +144,10 @@ class Experiment(Section):
     def hash(self) -> str:
         """First 16 hex digits of the SHA-256 over the settings that decide the result.
 
-        The demo's overrides do not: where they count, they are in the other settings already.
+        Paths do not; nor do the demo's overrides, which are in the other settings where they count.
         """
-        settings = self.model_dump(mode="json", exclude={"federation": {"resume_from"}, "demo": {"overrides"}})
+        left_out = {"data": {"simulated_root"}, "federation": {"resume_from"}, "demo": {"overrides"}}
+        settings = self.model_dump(mode="json", exclude=left_out)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 

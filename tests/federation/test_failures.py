@@ -59,7 +59,8 @@ def test_c12_a_late_site_trains_with_the_frozen_amplitude(run_job: RunJob) -> No
 def test_too_few_amplitudes_fail_the_job_by_name(run_job: RunJob) -> None:
     run = run_job(overrides={"amplitude.minimum_cases": 100})
     assert run.code != 0
-    assert "the amplitude of 0 sites arrived (none), 2 are needed (amplitude.minimum_sites)" in run.output
+    assert "the amplitude of 0 sites arrived, 2 are needed" in run.output
+    assert "BIDMC: sent none; HK: sent none" in run.output
     assert "amplitude not sent" in run.output
 
 

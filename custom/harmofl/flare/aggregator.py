@@ -23,7 +23,7 @@ class AmplitudeGathering:
     def __init__(self, experiment: Experiment) -> None:
         """Prepare for statistics of the shape that the experiment's region has."""
         settings, data = experiment.amplitude, experiment.data
-        channels = load_task(experiment.task).in_channels
+        channels = load_task(experiment).in_channels
         shape = statistic_shape(settings.region, channels, data.height, data.width, settings.low_fraction)
         self._logarithmic = settings.region == "site_gain"
         self._by_images = settings.average == "images"

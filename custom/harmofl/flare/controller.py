@@ -67,6 +67,11 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         try:
             self.run = open_run(fl_ctx, [client.name for client in self._engine.get_clients()])
             settings = self.run.experiment.federation
+            if settings.minimum_sites > len(self.run.expected):
+                raise ExperimentError(
+                    f"federation.minimum_sites is {settings.minimum_sites}, but {len(self.run.expected)} sites are "
+                    f"connected ({', '.join(self.run.expected)})"
+                )
             self._min_clients = settings.minimum_sites
             self._wait_time_after_min_received = settings.straggler_wait
             self._train_timeout = settings.round_timeout
@@ -134,9 +139,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         """Check that enough sites were accepted, freeze an amplitude that came along, pick the best round."""
         run, accepted = self.run, sorted(self.aggregator.accepted)
         if len(accepted) < self._min_clients:
-            missing = "; ".join(
-                f"{site}: {run.refused.get(site, 'no answer')}" for site in run.expected if site not in accepted
-            )
+            missing = self._reasons([site for site in run.expected if site not in accepted], "no answer")
             self.system_panic(
                 f"round {self._current_round}: {len(accepted)} of {len(run.expected)} sites accepted, "
                 f"{self._min_clients} are needed ({missing})",
@@ -153,6 +156,9 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         )
         # what was validated in this round is the aggregate of the round before
         self._keep_if_best(record.validation_mean, self._current_round - 1, fl_ctx)
+
+    def _reasons(self, sites: list[str], otherwise: str) -> str:
+        return "; ".join(f"{site}: {self.run.refused.get(site, otherwise)}" for site in sites)
 
     def _keep_if_best(self, score: float | None, round_number: int, fl_ctx: FLContext) -> None:
         run = self.run
@@ -181,9 +187,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         sites = sorted(gathering.sites) if gathering else []
         needed = run.experiment.amplitude.minimum_sites
         if gathering is None or len(sites) < needed:
+            missing = self._reasons([site for site in run.expected if site not in sites], "sent none")
             self.system_panic(
-                f"the amplitude of {len(sites)} sites arrived ({', '.join(sites) or 'none'}), {needed} are needed "
-                "(amplitude.minimum_sites)",
+                f"the amplitude of {len(sites)} sites arrived, {needed} are needed "
+                f"(amplitude.minimum_sites; {missing})",
                 fl_ctx,
             )
             return False

@@ -46,7 +46,7 @@ class Participant:
         self._state = SiteState(site.state_root / "state", run_id)
         self._should_stop = should_stop
         self._logger = logger
-        self._task = load_task(experiment.task)
+        self._task = load_task(experiment)
         if site.threads:
             torch.set_num_threads(site.threads)
 

@@ -40,7 +40,7 @@ class CheckpointPersistor(ModelPersistor):
 
 def initial_weights(run: ServerRun) -> Arrays:
     """The weights of the untrained network of an experiment."""
-    settings, task = run.experiment.network, load_task(run.experiment.task)
+    settings, task = run.experiment.network, load_task(run.experiment)
     network = build_network(
         settings.name,
         task.in_channels,

@@ -82,7 +82,7 @@ def write_evidence(run: ServerRun, answers: dict[str, dict[str, Any]]) -> list[s
 
 
 def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
-    experiment, key = run.experiment, load_task(run.experiment.task).key_score
+    experiment, key = run.experiment, load_task(run.experiment).key_score
     best_is_final = run.best_round == experiment.federation.rounds - 1
     sites = {site: _site_result(site, run, answers.get(site), best_is_final) for site in run.expected}
     means = {site: result.test[key].mean for site, result in sites.items() if key in result.test}

@@ -89,6 +89,8 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
             "no_data_root",
             f"site {name} has no data: set {DATA_ROOT_VARIABLE} before start.sh, or data_root in local/privacy.json",
         )
+    if root and not Path(root).is_absolute():
+        raise SiteError("relative_data_root", f"site {name}: its data root is a relative path; give an absolute one")
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
     state = os.environ.get(STATE_ROOT_VARIABLE)
     return SiteConfig(
@@ -104,8 +106,12 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
 
 
 def _simulated_threads() -> int:
-    """Half the cores: the simulated server shares the machine, and threads that wait for a taken core cost most."""
-    return max(1, (os.cpu_count() or 2) // 2)
+    """Half the cores: the simulated server shares the machine, and threads that wait for a taken core cost most.
+
+    Whoever runs several sites at a time says by OMP_NUM_THREADS how many threads each may have.
+    """
+    said = os.environ.get("OMP_NUM_THREADS", "")
+    return int(said) if said.isdigit() and int(said) else max(1, (os.cpu_count() or 2) // 2)
 
 
 def _simulated_root(settings: Mapping[str, Any]) -> str | None:

@@ -43,6 +43,7 @@ class Evaluation:
 class Task(Protocol):
     """What a task module offers."""
 
+    networks: tuple[str, ...]
     in_channels: int
     classes: int
     key_score: str
@@ -63,13 +64,16 @@ class Task(Protocol):
         """Write this site's synthetic data in the real file layout."""
 
 
-def load_task(name: str) -> Task:
-    """The task of that name.
+def load_task(experiment: Experiment) -> Task:
+    """The task of an experiment.
 
     Raises:
-        ExperimentError: no such task; lists those there are.
+        ExperimentError: no such task, or its loss cannot take what the experiment's network returns.
     """
+    name, network = experiment.task, experiment.network.name
     if name not in TASKS:
         raise ExperimentError(f"task: {name!r} is none of {', '.join(TASKS)}")
     task: Task = import_module(f"harmofl.tasks.{name}").TASK
+    if network not in task.networks:
+        raise ExperimentError(f"network.name: task {name} needs {' or '.join(task.networks)}, not {network!r}")
     return task

@@ -36,6 +36,7 @@ class SegmentationLoss(nn.Module):
 class ProstateTask:
     """Reader, loss and scores of the prostate job."""
 
+    networks = ("unet",)
     in_channels = 3
     classes = 2
     key_score = "dice"

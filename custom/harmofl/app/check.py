@@ -1,0 +1,134 @@
+"""`harmofl check`: what the folders of images hold, what is wrong with them, and what training will cost."""
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import psutil
+from rich.console import Console
+from rich.table import Table
+
+from harmofl.app.costs import PROCESS_BYTES, Pace, measure_pace, training_bytes
+from harmofl.app.inspection import SiteInspection, inspect
+from harmofl.app.job import read_job
+from harmofl.core.training import TrainingError
+from harmofl.data.findings import Finding
+from harmofl.experiment import Experiment
+
+NARROWEST = 110  # columns; tables that go to a file are not squeezed to 80
+
+
+def check(data_root: Path, job_folder: Path, assignments: Sequence[str], site: str | None) -> int:
+    """Report on every site's folder under `data_root`, or on `data_root` itself where it is one site's folder.
+
+    Returns:
+        1 where a site or a case cannot be used, else 0.
+
+    Raises:
+        JobError, ExperimentError: a mistake in the command or the job.
+    """
+    job = read_job(job_folder, assignments)
+    experiment = job.resolve(demo=False)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, NARROWEST)
+    inspection = inspect(data_root, job, experiment, site)
+    for line in inspection.problems:
+        console.print(f"error: {line}")
+    if inspection.problems and inspection.sites and site is None:
+        console.print("(to check the sites that are here, name one with --site)")
+    for found in inspection.sites:
+        _show_site(console, found, experiment)
+    for finding in inspection.findings:
+        console.print(str(finding))
+    if any(found.training_images for found in inspection.sites):
+        _show_costs(console, inspection.sites, experiment)
+    if inspection.has_errors:
+        console.print("errors were found: mend them, then check again")
+    return int(inspection.has_errors)
+
+
+def _show_site(console: Console, site: SiteInspection, experiment: Experiment) -> None:
+    report = site.report
+    console.print(f"\nsite {site.name}: {site.folder}", style="bold")
+    for line in _lines(site.findings):
+        console.print(line)
+    if not report.cases:
+        return
+    parts = {case: part for part in ("train", "val", "test") for case in getattr(report.split, part)}
+    table = Table(box=None, pad_edge=False)
+    for heading in ("case", "slices x rows x columns", "spacing mm", "orientation", "labels"):
+        table.add_column(heading)
+    for heading in ("with prostate", "gland mL"):
+        table.add_column(heading, justify="right")
+    table.add_column("split")
+    for case in report.cases:
+        table.add_row(
+            case.name,
+            " x ".join(map(str, case.shape)),
+            " x ".join(f"{size:.3g}" for size in case.spacing),
+            case.orientation,
+            ", ".join(map(str, case.labels)) or "none",
+            str(case.foreground_slices),
+            f"{case.gland_ml:.1f}",
+            "by slices" if experiment.data.split == "as_published" else parts[case.name],
+        )
+    console.print(table)
+    split = report.split
+    by_case = f"{len(split.train)} training, {len(split.val)} validation, {len(split.test)} test; "
+    console.print(
+        f"{len(report.cases)} cases: {'' if experiment.data.split == 'as_published' else by_case}"
+        f"{report.slices} slices, {report.foreground_slices} with prostate"
+    )
+
+
+def _lines(findings: Iterable[Finding]) -> list[str]:
+    """One line a finding; notices that say the same of several files share one."""
+    lines: list[str] = []
+    notices: dict[tuple[str, str], list[str]] = {}
+    for finding in findings:
+        if finding.severity == "notice":
+            notices.setdefault((finding.message, finding.mend), []).append(finding.subject)
+        else:
+            lines.append(str(finding))
+    for (message, mend), subjects in notices.items():
+        more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
+        lines.append(str(Finding("notice", "", subjects[0] + more, message, mend)))
+    return lines
+
+
+def _show_costs(console: Console, sites: Sequence[SiteInspection], experiment: Experiment) -> None:
+    needed = training_bytes(experiment)
+    data, network, rounds = experiment.data, experiment.network, experiment.federation.rounds
+    console.print(
+        f"\nmemory: about {_size(PROCESS_BYTES + needed)} to train with batches of {experiment.training.batch_size} at "
+        f"{data.height} x {data.width}, {network.name} of width {network.width}; "
+        f"{_size(psutil.virtual_memory().available)} are free on this machine"
+    )
+    try:
+        pace: Pace | None = measure_pace(experiment)
+    except TrainingError as error:
+        console.print(f"time: not measured, {error}")
+        pace = None
+    for site in (site for site in sites if site.training_images):
+        line = f"  {site.name}: volumes {_size(site.report.cache_bytes)}, in memory and in the cache on disk"
+        if pace is not None:
+            seconds = _round_seconds(site, pace, experiment)
+            line += f"; a round about {_duration(seconds)}, {rounds} rounds {_duration(seconds * rounds)}"
+        console.print(line)
+    if pace is not None:
+        console.print(f"time: {pace.training:.2g} s for training on an image, from {pace.how}")
+
+
+def _round_seconds(site: SiteInspection, pace: Pace, experiment: Experiment) -> float:
+    images = site.training_images * experiment.training.local_epochs
+    return images * pace.training + site.validation_slices * pace.prediction
+
+
+def _size(count: float) -> str:
+    return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
+
+
+def _duration(seconds: float) -> str:
+    if seconds < 120:
+        return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

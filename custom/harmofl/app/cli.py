@@ -1,0 +1,115 @@
+"""The harmofl command: `harmofl check` and `harmofl simulate`."""
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: the arguments behind `harmofl`; those of the process where none are given.
+
+    Returns:
+        0, 1 where the data or the run failed, 2 for a mistake in the command or the job, 130 when interrupted.
+    """
+    options = _parser().parse_args(argv)
+    # what a command needs is imported when it runs: `harmofl --help` answers at once
+    from harmofl.app.job import JobError
+    from harmofl.experiment import ExperimentError
+
+    try:
+        return _check(options) if options.command == "check" else _simulate(options)
+    except (ExperimentError, JobError) as error:
+        sys.stderr.write(f"harmofl {options.command}: {error}\n")
+        return 2
+    except KeyboardInterrupt:
+        sys.stderr.write(f"harmofl {options.command}: interrupted\n")
+        return 130
+
+
+def _check(options: argparse.Namespace) -> int:
+    from harmofl.app.check import check
+
+    return check(options.data_root, options.job, options.assignments, options.site)
+
+
+def _simulate(options: argparse.Namespace) -> int:
+    from harmofl.app.simulate import simulate
+
+    return simulate(
+        options.job,
+        options.assignments,
+        data=options.data,
+        demo=options.demo,
+        threads=options.threads,
+        workspace=options.workspace,
+    )
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="harmofl", description="HarmoFL for hospitals, on NVIDIA FLARE.")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    _add_check(commands)
+    _add_simulate(commands)
+    return parser
+
+
+def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    check = commands.add_parser(
+        "check",
+        help="look at the images of a site before any training",
+        description="List what the folders of images hold, what is wrong with them and what training will cost. "
+        "Exit code 0, 1 where something cannot be used, 2 for a mistake in the command or the job.",
+    )
+    check.add_argument("data_root", type=Path, metavar="DATA_ROOT", help="folder of the sites' folders, or of one site")
+    check.add_argument("--job", type=Path, required=True, help="job folder, for example jobs/harmofl_prostate")
+    check.add_argument("--site", metavar="NAME", help="check this site of the job only")
+    _add_set(check)
+
+
+def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    simulate = commands.add_parser(
+        "simulate",
+        help="run a job on this machine, one process a site",
+        description="Run a job in FLARE's simulator and check that every site took part to the end. Exit code 0, 1 "
+        "where a site failed (the last line names it), 2 for a mistake in the command or the job.",
+    )
+    simulate.add_argument("job", type=Path, metavar="JOB", help="job folder, for example jobs/harmofl_prostate")
+    data = simulate.add_mutually_exclusive_group()
+    data.add_argument("--data", type=Path, metavar="ROOT", help="folder of the sites' folders (HARMOFL_DATA_ROOT)")
+    data.add_argument("--demo", action="store_true", help="synthetic data, whatever HARMOFL_DATA_ROOT says")
+    simulate.add_argument(
+        "--threads", type=_count, metavar="N", help="sites at a time (default: all that fit into memory)"
+    )
+    simulate.add_argument(
+        "--workspace",
+        type=Path,
+        default=Path("simulator_workspace"),
+        metavar="DIR",
+        help="receives logs and results, replaced by every run (default: ./simulator_workspace)",
+    )
+    _add_set(simulate)
+
+
+def _add_set(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--set",
+        dest="assignments",
+        action="append",
+        default=[],
+        metavar="KEY=VALUE",
+        help="change a setting of experiment.json, for example training.local_epochs=2; may be repeated",
+    )
+
+
+def _count(text: str) -> int:
+    try:
+        number = int(text)
+    except ValueError:
+        number = 0
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of 1 or more")
+    return number

@@ -1,0 +1,187 @@
+"""harmofl check on small synthetic sites."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from tests.small_job import write_site
+
+from harmofl.app import costs
+from harmofl.app.cli import main
+
+
+@pytest.fixture(autouse=True)
+def _one_step_is_enough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "LONGEST_MEASUREMENT", 0.0)
+
+
+@pytest.fixture
+def own_root(tmp_path: Path, sites_root: Path) -> Path:
+    """A copy of the two sites that a test may break."""
+    root = tmp_path / "own"
+    shutil.copytree(sites_root, root)
+    return root
+
+
+def run(root: Path, job: Path, *more: str) -> int:
+    return main(["check", str(root), "--job", str(job), *more])
+
+
+def test_a_good_root_shows_every_site_case_and_cost(
+    sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(sites_root, job) == 0
+    shown = capsys.readouterr()
+    assert shown.err == ""
+    assert f"site BIDMC: {sites_root / 'BIDMC'}" in shown.out and f"site HK: {sites_root / 'HK'}" in shown.out
+    row = next(line for line in shown.out.splitlines() if line.startswith("Case00"))
+    assert "4 x 64 x 64" in row and row.split()[-1] in ("train", "val", "test")
+    # 3 cases of 4 slices of 64 x 64 at 2 bytes for the image and 1 for the mask: 147456 bytes = 0.14 MiB
+    assert "volumes 0.1 MiB" in shown.out
+    assert "3 cases: 1 training, 1 validation, 1 test; 12 slices" in shown.out
+    assert "memory: about" in shown.out and "a round about" in shown.out
+    assert "error" not in shown.out
+
+
+def test_one_sites_folder_is_checked_under_its_name(
+    sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(sites_root / "HK", job) == 0
+    out = capsys.readouterr().out
+    assert "site HK: " in out and "BIDMC" not in out
+
+
+def test_site_restricts(sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(sites_root, job, "--site", "HK") == 0
+    assert "BIDMC" not in capsys.readouterr().out
+
+
+def test_an_alias_names_the_site(
+    sites_root: Path, job: Path, own_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = job / "app/config/experiment.json"
+    settings = json.loads(path.read_text())
+    settings["data"]["aliases"] = {"HK": ["kowloon"]}
+    path.write_text(json.dumps(settings))
+    (own_root / "HK").rename(own_root / "Kowloon")
+    assert run(own_root, job) == 0
+    assert f"site HK: {own_root / 'Kowloon'}" in capsys.readouterr().out
+
+
+def test_an_unusable_case_is_an_error_with_its_mend(
+    own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (own_root / "HK/Case01_segmentation.nii.gz").unlink()
+    assert run(own_root, job) == 1
+    lines = capsys.readouterr().out.splitlines()
+    place = next(index for index, line in enumerate(lines) if line.startswith("site HK"))
+    assert lines[place + 1].startswith("error: Case01.nii.gz: the image has no mask; add Case01_segmentation.nii.gz")
+    assert lines[-1].startswith("errors were found")
+
+
+def test_a_missing_site_is_an_error(own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    shutil.rmtree(own_root / "HK")
+    assert run(own_root, job) == 1
+    out = capsys.readouterr().out
+    assert "error: no data for site HK" in out and "--site" in out and "site BIDMC: " in out
+
+
+def test_dicom_is_answered_once_with_the_conversion(
+    tmp_path: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    series = tmp_path / "dicom/series"
+    series.mkdir(parents=True)
+    (series / "0001").write_bytes(bytes(128) + b"DICM" + bytes(8))
+    assert run(tmp_path / "dicom", job) == 1
+    out = capsys.readouterr().out
+    assert out.count("dcm2niix") == 1
+
+
+def test_pixels_of_another_size_are_a_warning(own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # one image cropped to 48 of 64 columns: at the job's 64 columns its pixels are 25 % smaller, 33 % apart
+    import nibabel
+
+    for name in ("Case00.nii.gz", "Case00_segmentation.nii.gz"):
+        path = own_root / "HK" / name
+        volume = nibabel.load(path)
+        assert isinstance(volume, nibabel.Nifti1Image)
+        axis = nibabel.aff2axcodes(volume.affine).index("L") if "L" in nibabel.aff2axcodes(volume.affine) else 0
+        window = [slice(None)] * 3
+        window[axis] = slice(8, 56)
+        cropped = volume.slicer[tuple(window)]
+        nibabel.save(nibabel.Nifti1Image(cropped.get_fdata(), cropped.affine), path)
+    assert run(own_root, job) == 0
+    out = capsys.readouterr().out
+    assert "warning: HK: a pixel at the job's size is" in out and "33% apart" in out
+    assert run(own_root, job, "--set", "method=fedavg") == 0
+    assert "a pixel at the job's size" not in capsys.readouterr().out
+
+
+def test_sites_with_other_pixels_are_a_warning(tmp_path: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    # fields of view of 196 and 144 mm, both on 64 pixels: 3.06 and 2.25 mm, 36 % apart
+    for site, scanner in (("BIDMC", "ge_3t_endorectal"), ("HK", "siemens_3t_no_coil")):
+        write_site(tmp_path / "data" / site, scanner)
+    assert run(tmp_path / "data", job) == 0
+    out = capsys.readouterr().out
+    assert "warning: between sites: a pixel at the job's size is 2.25 mm (BIDMC) to 3.06 mm (HK), 36% apart" in out
+    assert "warning: HK: a pixel" not in out
+
+
+def test_few_cases_send_no_amplitude(sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(sites_root, job, "--site", "HK", "--set", "amplitude.minimum_cases=2") == 0
+    assert "warning: site: 1 training cases, amplitude.minimum_cases is 2" in capsys.readouterr().out
+
+
+def test_a_split_by_slices_is_reported_as_such(sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(sites_root, job, "--site", "HK", "--set", "data.split=as_published") == 0
+    out = capsys.readouterr().out
+    assert "by slices" in out and "slices of one patient are in training and test" in out
+    assert "which would have been empty" not in out
+
+
+@pytest.mark.parametrize(
+    ("more", "part"),
+    [
+        (["--site", "Atlantis"], "BIDMC, HK"),
+        (["--set", "data.heigth=64"], "did you mean 'data.height'?"),
+    ],
+)
+def test_a_mistake_in_the_command_ends_with_2(
+    sites_root: Path, job: Path, more: list[str], part: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(sites_root, job, *more) == 2
+    shown = capsys.readouterr()
+    assert part in shown.err and shown.err.count("\n") == 1 and shown.out == ""
+
+
+def test_a_missing_root_ends_with_2(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(Path("nowhere"), job) == 2
+    assert capsys.readouterr().err == (
+        "harmofl check: nowhere is no folder; name the folder of the sites' folders, or one site's own\n"
+    )
+
+
+def test_a_broken_experiment_ends_with_2(sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (job / "app/config/experiment.json").write_text('{"name": }')
+    assert run(sites_root, job) == 2
+    assert "experiment.json: line 1 column 10" in capsys.readouterr().err
+
+
+def test_the_data_folder_is_left_as_it_is(own_root: Path, job: Path) -> None:
+    def content() -> dict[str, bytes]:
+        return {str(path): path.read_bytes() for path in sorted(own_root.rglob("*")) if path.is_file()}
+
+    before = content()
+    assert run(own_root, job) == 0
+    assert content() == before
+
+
+def test_loose_cases_beside_a_sites_folder_are_an_error(
+    own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for path in (own_root / "HK").iterdir():
+        path.rename(own_root / path.name)
+    (own_root / "HK").rmdir()
+    assert run(own_root, job) == 1
+    assert f"error: HK would read the loose cases in {own_root}" in capsys.readouterr().out

@@ -1,0 +1,61 @@
+"""Estimates of memory and time."""
+
+from pathlib import Path
+
+import psutil
+import pytest
+
+from harmofl.app import costs
+from harmofl.app.job import read_job
+from harmofl.core.networks import build_network
+from harmofl.experiment import Experiment, ExperimentError
+
+
+def resolved(job: Path, *assignments: str) -> Experiment:
+    return read_job(job, assignments).resolve(demo=False)
+
+
+def test_memory_grows_with_the_batch_and_never_below_what_must_be_kept(job: Path) -> None:
+    network = build_network("unet", 3, 2, width=4, norm="instance", seed=0)
+    # weights, gradients, two moments of Adam and the weights before the perturbation, 4 bytes a number
+    fixed = 5 * 4 * sum(parameter.numel() for parameter in network.parameters())
+    eight = costs.training_bytes(resolved(job)) - fixed
+    sixteen = costs.training_bytes(resolved(job, "training.batch_size=16")) - fixed
+    assert sixteen == pytest.approx(2 * eight, rel=0.01)
+    # the first level alone keeps the outputs of two convolutions and of two norms: 4 x (8, 4, 64, 64) float32
+    assert eight > 4 * 8 * 4 * 64 * 64 * 4
+
+
+def test_as_many_sites_as_fit_and_at_least_one(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if costs.torch.cuda.is_available():
+        pytest.skip("a GPU is there, whose memory counts instead")
+    experiment = resolved(job)
+    one = costs.PROCESS_BYTES + costs.training_bytes(experiment)
+    memory = psutil.virtual_memory()
+
+    def free(count: float) -> None:
+        held = memory._replace(available=int(count * one / costs.SPARED) + 1000)
+        monkeypatch.setattr(costs.psutil, "virtual_memory", lambda: held)
+
+    for count, fitting in ((3.0, 3), (3.9, 3), (0.2, 1)):
+        free(count)
+        assert costs.fitting_processes(experiment) == fitting
+
+
+def test_the_pace_is_measured_on_the_jobs_own_network(job: Path) -> None:
+    pace = costs.measure_pace(resolved(job))
+    assert pace.training > 0 and pace.prediction > 0
+    assert "image" in pace.how and "CPU" in pace.how  # how many depends on the machine
+
+
+def test_a_slow_step_is_measured_once_and_said_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "LONGEST_MEASUREMENT", 0.0)
+    pace = costs.measure_pace(resolved(job))
+    assert "no more were measured" in pace.how
+    assert pace.prediction == pytest.approx(pace.training / 6)
+
+
+def test_a_network_that_cannot_be_built_is_a_mistake_in_the_job(job: Path) -> None:
+    experiment = resolved(job, "network.name=densenet121")
+    with pytest.raises(ExperimentError, match="network.name: task prostate needs unet"):
+        costs.training_bytes(experiment)
