@@ -10,9 +10,9 @@ from pathlib import Path
 
 import psutil
 import pytest
-from tests.small_job import write_site, write_small_job
 
 from harmofl.evidence.results import read_results
+from tests.small_job import write_site, write_small_job
 
 RUN = "import sys; from harmofl.app.cli import main; sys.exit(main(sys.argv[1:]))"
 RESULTS = Path("simulator_workspace/server/simulate_job/app_server/results.json")

@@ -10,8 +10,8 @@ from scipy import ndimage
 Volume = NDArray[np.float32]
 
 PERIPHERAL, TRANSITION = 1, 2
-GLAND_HALF_EXTENTS = (27.0, 21.5, 23.0)  # LR, AP, SI in mm; half of 54/43/46, the PI-CAI masks
-VOLUME_LOG_SPREAD = 0.45  # 5th and 95th percentile of 25 and 115 mL around 53
+GLAND_HALF_EXTENTS = (26.5, 21.0, 22.5)  # LR, AP, SI in mm; PI-CAI masks: half of 54/43/46
+VOLUME_LOG_SPREAD = 0.45  # 5th and 95th percentile about half and twice the median
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ def draw_patient(rng: np.random.Generator, balloon: bool) -> Patient:
         lean=rng.normal(-0.15, 0.08),
         build=np.exp(rng.normal(0, 0.06)),
         rectum=rng.normal(20, 2) if balloon else rng.normal(14, 2.5),
-        bladder=rng.uniform(0.5, 1.3),
+        bladder=rng.uniform(0.65, 1.25),
     )
 
 
@@ -106,6 +106,7 @@ class Canvas:
         value: float,
         angle: float = 0.0,
         rim: tuple[float, float] | None = None,
+        *,
         opacity: float = 1.0,
     ) -> None:
         """Paint an ellipsoid, with a rim of (thickness in mm, value) inside its surface if given."""
@@ -131,9 +132,9 @@ def _paint_body(canvas: Canvas, tissue: Mapping[str, float], who: Patient, grain
     everything = (slice(None),) * 3
     front, back = -92 * who.build, 112 * who.build
     body = canvas.distance((0, (front + back) / 2, 0), (178, (back - front) / 2, 600), 0, everything)
-    canvas.blend(everything, body, tissue["fat"] * (1 + 0.07 * grain))
+    canvas.blend(everything, body, tissue["fat"] * (1 + 0.05 * grain))
     canvas.ellipsoid((0, back + 6, 0), (5, 42, 400), tissue["air"])
-    canvas.signal *= 1 - np.float32(0.3) * np.exp(-((septa / 0.22) ** 2))  # fasciae: zero lines of a smooth noise
+    canvas.signal *= 1 - np.float32(0.22) * np.exp(-((septa / 0.22) ** 2))  # fasciae: zero lines of a smooth noise
 
 
 def _paint_walls(canvas: Canvas, tissue: Mapping[str, float], who: Patient) -> None:
@@ -169,8 +170,8 @@ def _paint_organs(canvas: Canvas, tissue: Mapping[str, float], who: Patient, bal
     _scatter(canvas, tissue, who)
     size = who.bladder
     canvas.ellipsoid(
-        (rng.normal(0, 3), -0.45 * b - 4, c * 0.72 + 20 * size),
-        (36 * size, 25 * size, 22 * size),
+        (rng.normal(0, 3), -0.3 * b - 2, c * 0.75 + 25 * size),
+        (40 * size, 30 * size, 27 * size),
         tissue["urine"],
         0.0,
         (rng.uniform(3, 5), tissue["bladder_wall"]),
@@ -181,24 +182,26 @@ def _paint_organs(canvas: Canvas, tissue: Mapping[str, float], who: Patient, bal
             canvas.ellipsoid(
                 center, (6, 4.5, 7), tissue["vesicle"] * rng.uniform(0.7, 1.1), side * 0.4, (1.2, tissue["muscle"])
             )
-    canvas.ellipsoid((0, -2, -c - 15), (9, 8, 11), tissue["bulb"], 0.0, (1.5, tissue["muscle"]))
+    canvas.ellipsoid((0, 0, -c - 14), (a * 0.75, b, 17), tissue["muscle"])  # urogenital diaphragm below the apex
+    canvas.ellipsoid((0, -1, -c - 12), (4, 4, 20), tissue["peripheral"], 0.0, (1.5, tissue["muscle"]))  # urethra
+    canvas.ellipsoid((0, 2, -c - 24), (9, 8, 10), tissue["bulb"], 0.0, (1.5, tissue["muscle"]))
     content = tissue["air"] if balloon or rng.random() < 0.35 else tissue["rectal_content"] * rng.uniform(0.6, 1.3)
-    center = (rng.normal(0, 2), back, 4.0)
-    canvas.ellipsoid(center, radii, content, 0.0, (2.0 if balloon else 4.0, tissue["rectal_wall"]))
+    axis = (rng.normal(0, 2), back, 4.0)
+    canvas.ellipsoid(axis, radii, content, 0.0, (2.0 if balloon else 4.0, tissue["rectal_wall"]))
     everything = (slice(None),) * 3
-    return np.maximum(canvas.distance(center, radii, 0.0, everything), 0)
+    return np.maximum(canvas.distance(axis, radii, 0.0, everything), 0)
 
 
 def _scatter(canvas: Canvas, tissue: Mapping[str, float], who: Patient) -> None:
     """Paint the venous plexus and neurovascular bundles beside the gland and lymph nodes farther out."""
     rng = canvas.rng
     a, b, c = who.gland
-    for _ in range(16):
+    for _ in range(12):
         angle, reach = rng.uniform(0, 2 * np.pi), rng.uniform(1.12, 1.45)
         center = (a * reach * np.cos(angle), b * reach * np.sin(angle), rng.uniform(-c, c))
         radius = rng.uniform(1.8, 3.6)
         canvas.ellipsoid(center, (radius, radius, 3 * radius), tissue["vessel"] * rng.uniform(0.4, 1.3))
-    for _ in range(8):
+    for _ in range(6):
         center = (rng.uniform(-75, 75), rng.uniform(-75, 85), rng.uniform(-34, 34))
         radius = rng.uniform(3, 7)
         canvas.ellipsoid(
@@ -225,14 +228,15 @@ def _paint_gland(
     """Paint both zones, nodules, stroma and urethra; return the zone labels."""
     rng = canvas.rng
     a, b, c = who.gland
-    box = canvas.box((0, 0, 0), 1.1 * max(who.gland))
+    box = canvas.box((0, 0, 0), 1.1 * max(who.gland) + 5)
     outer = _gland_distance(canvas, who, balloon, box)
     growth = np.clip(0.66 + 0.35 * np.log(b / 21.5) + rng.normal(0, 0.05), 0.5, 0.85)  # hyperplasia is central
     inner = canvas.distance((0, -0.22 * b, 0.15 * c), (a * growth, b * growth, c * growth * 1.1), 0, box)
     inner = np.maximum(inner, outer + 2)
-    canvas.blend(box, outer - 1.0, tissue["capsule"])
-    canvas.blend(box, outer, tissue["peripheral"] * (1 + 0.10 * grain[box]))
-    canvas.blend(box, inner, tissue["transition"] * (1 + 0.14 * grain[box]))
+    canvas.blend(box, outer - 4.5, tissue["fat"] * 1.05, opacity=0.85)  # fat and veins around the capsule
+    canvas.blend(box, outer - 1.3, tissue["capsule"])
+    canvas.blend(box, outer, tissue["peripheral"] * (1 + 0.07 * grain[box]))
+    canvas.blend(box, inner, tissue["transition"] * (1 + 0.09 * grain[box]))
     before, interior = canvas.signal[box].copy(), np.clip(0.5 - (outer + 2) / (2 * canvas.edge), 0, 1)
     for _ in range(rng.integers(4, 9)):
         spot = rng.uniform(-0.6, 0.6, 3) * growth * who.gland + np.array((0, -0.15 * b, 0.1 * c))
@@ -240,7 +244,7 @@ def _paint_gland(
         canvas.ellipsoid(
             (spot[0], spot[1], spot[2]),
             (radius, radius * rng.uniform(0.7, 1.2), radius),
-            tissue["transition"] * rng.uniform(0.5, 1.9),
+            tissue["transition"] * rng.uniform(0.65, 1.6),
             rng.uniform(0, 3),
             (1.2, tissue["stroma"]),
         )

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+
 from tests.small_job import SITES, write_site, write_small_job
 
 

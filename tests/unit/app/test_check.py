@@ -5,10 +5,10 @@ import shutil
 from pathlib import Path
 
 import pytest
-from tests.small_job import write_site
 
 from harmofl.app import costs
 from harmofl.app.cli import main
+from tests.small_job import write_site
 
 
 @pytest.fixture(autouse=True)
