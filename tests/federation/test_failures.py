@@ -1,6 +1,7 @@
 """Sites that fail: the run goes on or ends as stated, and says who and why."""
 
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -72,8 +73,6 @@ def test_a_site_that_resolves_another_experiment_refuses(tmp_path) -> None:
     other = job / "other"
     (job / "app").rename(job / "app_copy")
     for name in ("app", "other"):
-        import shutil
-
         shutil.copytree(job / "app_copy", job / name)
     shutil.rmtree(job / "app_copy")
     path = other / "config" / "experiment.json"
@@ -85,6 +84,7 @@ def test_a_site_that_resolves_another_experiment_refuses(tmp_path) -> None:
     assert "HK failed: experiment_differs: site HK resolves experiment" in run.output
 
 
+@pytest.mark.slow
 def test_a22_a_run_resumed_from_its_checkpoint_equals_an_undisturbed_one(run_job: RunJob, tmp_path) -> None:
     rounds = {"federation.rounds": 3}
     whole = run_job(overrides=rounds, name="whole")
@@ -110,6 +110,7 @@ def test_a22_a_run_resumed_from_its_checkpoint_equals_an_undisturbed_one(run_job
     assert [record.validation for record in whole.rounds] == [record.validation for record in resumed.rounds]
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_experiment_is_refused(run_job: RunJob) -> None:
     first = run_job(name="first", overrides={"federation.rounds": 1})
     checkpoint = str(first.server / "FL_global_model.pt")
