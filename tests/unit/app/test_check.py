@@ -8,6 +8,7 @@ import pytest
 
 from harmofl.app import costs
 from harmofl.app.cli import main
+from harmofl.data.scanners import SCANNERS
 from tests.small_job import write_site
 
 
@@ -119,12 +120,15 @@ def test_pixels_of_another_size_are_a_warning(own_root: Path, job: Path, capsys:
 
 
 def test_sites_with_other_pixels_are_a_warning(tmp_path: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    # fields of view of 196 and 144 mm, both on 64 pixels: 3.06 and 2.25 mm, 36 % apart
+    # the two fields of view differ and come onto the same 64 pixels
+    small, large = (SCANNERS[name].field_of_view for name in ("ge_3t_endorectal", "siemens_3t_no_coil"))
+    assert large > 1.2 * small
     for site, scanner in (("BIDMC", "ge_3t_endorectal"), ("HK", "siemens_3t_no_coil")):
         write_site(tmp_path / "data" / site, scanner)
     assert run(tmp_path / "data", job) == 0
     out = capsys.readouterr().out
-    assert "warning: between sites: a pixel at the job's size is 2.25 mm (BIDMC) to 3.06 mm (HK), 36% apart" in out
+    apart = f"{small / 64:.2f} mm (BIDMC) to {large / 64:.2f} mm (HK), {large / small - 1:.0%} apart"
+    assert f"warning: between sites: a pixel at the job's size is {apart}" in out
     assert "warning: HK: a pixel" not in out
 
 

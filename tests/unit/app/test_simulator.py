@@ -6,6 +6,7 @@ import sys
 import textwrap
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import psutil
@@ -79,6 +80,15 @@ def test_another_error_ends_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert watch(command, os.environ, tmp_path, patience=600) == Ending(0)
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own handler: a process started in the background of a script ignores SIGINT."""
+    held = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, held)
+
+
+@pytest.mark.usefixtures("interruptible")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupt_takes_the_whole_run_along(tmp_path: Path, number: signal.Signals) -> None:
     body = """
