@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from harmofl.experiment import parse_assignment, read_settings, resolve
-from tests.benchmarks.federation_in_memory import InMemoryFederation, demo_sites
+from tests.benchmarks.federation_in_memory import InMemoryFederation
 
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "harmofl_prostate"
 ROWS = [(norm, intensity) for norm in ("batch_stats", "instance") for intensity in ("window", "zscore")]
@@ -47,7 +47,7 @@ def dice(row: tuple[str, str], seed: int, assignments: list[str]) -> float:
     meta = json.loads((JOB / "meta.json").read_text())
     names = [name for name in meta["deploy_map"]["app"] if name != "server"]
     with tempfile.TemporaryDirectory() as folder:
-        scores = InMemoryFederation(experiment, demo_sites(experiment, names, Path(folder))).run()
+        scores = InMemoryFederation(experiment, names, Path(folder)).run()
     sys.stderr.write(f"{row} seed {seed}: " + " ".join(f"{np.nanmean(list(s.values())):.3f}" for s in scores) + "\n")
     return float(np.nanmean(list(scores[-1].values())))
 

@@ -52,7 +52,13 @@ RunJob = Callable[..., Run]
 
 
 def make_job(
-    folder: Path, sites: Sequence[str], overrides: Mapping[str, Any], executor: str | None = None, demo: bool = True
+    folder: Path,
+    sites: Sequence[str],
+    overrides: Mapping[str, Any],
+    *,
+    executor: str | None = None,
+    controller: str | None = None,
+    demo: bool = True,
 ) -> Path:
     """Copy the project's job, with fewer sites and other settings (in its demo section where it runs the demo)."""
     job = folder / "job"
@@ -72,11 +78,12 @@ def make_job(
         else:
             set_key(settings, key, value)
     path.write_text(json.dumps(settings))
-    if executor:
-        client = job / "app" / "config" / "config_fed_client.json"
-        config = json.loads(client.read_text())
-        config["executors"][0]["executor"]["path"] = executor
-        client.write_text(json.dumps(config))
+    for name, path_of_class in (("config_fed_client", executor), ("config_fed_server", controller)):
+        if path_of_class:
+            component = job / "app" / "config" / f"{name}.json"
+            config = json.loads(component.read_text())
+            (config["executors"][0]["executor"] if executor else config["workflows"][0])["path"] = path_of_class
+            component.write_text(json.dumps(config))
     return job
 
 
@@ -115,6 +122,7 @@ def run_job(tmp_path: Path) -> RunJob:
         overrides: Mapping[str, Any] | None = None,
         *,
         executor: str | None = None,
+        controller: str | None = None,
         threads: int | None = None,
         environment: Mapping[str, str] | None = None,
         code: str | None = None,
@@ -123,7 +131,7 @@ def run_job(tmp_path: Path) -> RunJob:
     ) -> Run:
         folder = tmp_path / name
         folder.mkdir()
-        job = make_job(folder, sites, overrides or {}, executor, demo)
+        job = make_job(folder, sites, overrides or {}, executor=executor, controller=controller, demo=demo)
         if code is not None:
             (job / "app" / "custom" / "drill.py").write_text(code)
         return simulate(job, folder, threads or len(sites), environment or {})

@@ -48,7 +48,7 @@ class Dies(HarmoFLExecutor):
         return super()._perform(task_name, shareable, fl_ctx, abort_signal)
 '''
 
-CONTROLLER = '''
+CONTROLLERS = '''
 from nvflare.app_common.app_event_type import AppEventType
 from harmofl.flare.controller import HarmoFLScatterAndGather
 
@@ -60,4 +60,13 @@ class StopsAfterRoundOne(HarmoFLScatterAndGather):
         super().handle_event(event_type, fl_ctx)
         if event_type == AppEventType.ROUND_DONE and self._current_round == 1:
             self.system_panic("the server is lost", fl_ctx)
+
+
+class CannotWriteItsBooks(HarmoFLScatterAndGather):
+    """A folder lies where the round's record belongs."""
+
+    def handle_event(self, event_type, fl_ctx):
+        if event_type == AppEventType.ROUND_STARTED:
+            (self.run.folder / "round_metrics.jsonl" / "in_the_way").mkdir(parents=True)
+        super().handle_event(event_type, fl_ctx)
 '''

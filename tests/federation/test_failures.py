@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.federation.conftest import RunJob, make_job, simulate
-from tests.federation.drills import CONTROLLER, EXECUTORS
+from tests.federation.drills import CONTROLLERS, EXECUTORS
 from tests.federation.test_invariants import assert_same_bits, saved_weights
 
 ONE_IS_ENOUGH = {"federation.minimum_sites": 1, "amplitude.minimum_sites": 1, "federation.straggler_wait": 20}
@@ -46,6 +46,13 @@ def test_a11_too_few_accepted_results_fail_the_job_and_save_no_model(run_job: Ru
     assert run.code != 0
     assert "round 0: 1 of 2 sites accepted, 2 are needed (HK: entry" in run.output
     assert not (run.server / "FL_global_model.pt").exists()
+
+
+def test_books_that_cannot_be_written_fail_the_job(run_job: RunJob) -> None:
+    run = run_job(controller="drill.CannotWriteItsBooks", code=CONTROLLERS)
+    assert run.code != 0
+    assert "round 0 could not be closed" in run.output
+    assert not (run.server / "results.json").exists()
 
 
 def test_c12_a_late_site_trains_with_the_frozen_amplitude(run_job: RunJob) -> None:
@@ -89,15 +96,9 @@ def test_a22_a_run_resumed_from_its_checkpoint_equals_an_undisturbed_one(run_job
     rounds = {"federation.rounds": 3}
     whole = run_job(overrides=rounds, name="whole")
     state = {"HARMOFL_STATE_ROOT": str(tmp_path / "state")}
-    folder = tmp_path / "lost"
-    folder.mkdir()
-    job = make_job(folder, ["BIDMC", "HK"], rounds)
-    (job / "app" / "custom" / "drill.py").write_text(CONTROLLER)
-    server = job / "app" / "config" / "config_fed_server.json"
-    config = json.loads(server.read_text())
-    config["workflows"][0]["path"] = "drill.StopsAfterRoundOne"
-    server.write_text(json.dumps(config))
-    lost = simulate(job, folder, 2, state)
+    lost = run_job(
+        overrides=rounds, name="lost", environment=state, controller="drill.StopsAfterRoundOne", code=CONTROLLERS
+    )
     assert lost.code != 0 and "the server is lost" in lost.output
     checkpoint = lost.server / "FL_global_model.pt"
     resumed = run_job(

@@ -48,7 +48,7 @@ class HandSite:
         self.data: SiteData = TASK.open_site(folder / name, experiment, folder / "cache")
         settings = experiment.network
         self.network = build_network(
-            settings.name, 3, 2, width=settings.width, norm=settings.norm, seed=experiment.seed
+            settings.name, 3, (0.95, 0.05), width=settings.width, norm=settings.norm, seed=experiment.seed
         ).to(memory_format=torch.channels_last)
         self.normalization = build_normalization(experiment, 3)
         adam = torch.optim.Adam(

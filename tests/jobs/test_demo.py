@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from harmofl.core.training import state_arrays
 from harmofl.experiment import resolve
-from tests.benchmarks.federation_in_memory import InMemoryFederation, demo_sites
+from tests.benchmarks.federation_in_memory import InMemoryFederation
 from tests.federation.conftest import ROOT, Run, simulate
 
 SITES = ["BIDMC", "BMC", "HK", "I2CVB", "RUNMC", "UCL"]
@@ -54,9 +53,9 @@ def test_the_model_has_learned(demo: Run, tmp_path: Path) -> None:
     assert trained is not None and trained >= 0.75
     experiment = resolve(json.loads((JOB / "app" / "config" / "experiment.json").read_text()), demo=True)
     assert experiment.hash == results.experiment_hash
-    federation = InMemoryFederation(experiment, demo_sites(experiment, SITES, tmp_path))
-    federation._gather_amplitude()
-    untrained = np.nanmean(list(federation.scores(state_arrays(federation.network)).values()))
+    unmoved = experiment.model_copy(update={"federation": experiment.federation.model_copy(update={"rounds": 0})})
+    (scores,) = InMemoryFederation(unmoved, SITES, tmp_path).run()
+    untrained = np.mean(list(scores.values()))
     assert trained >= untrained + 0.3
 
 

@@ -8,12 +8,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from harmofl.core.networks import build_network
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, build_optimizer, fit_round, predict
 from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.participant import build_normalization
-from harmofl.tasks import load_task
+from harmofl.tasks import load_task, untrained_network
 
 PROCESS_BYTES = 700 * 2**20  # of a site's process with torch, MONAI and FLARE before any data
 # Measured on a CPU at 384 x 384: convolutions need about a quarter more than what autograd keeps.
@@ -89,16 +88,8 @@ def measure_pace(experiment: Experiment) -> Pace:
 
 
 def _network(experiment: Experiment) -> nn.Module:
-    task, settings = load_task(experiment), experiment.network
     try:
-        return build_network(
-            settings.name,
-            task.in_channels,
-            task.classes,
-            width=settings.width,
-            norm=settings.norm,
-            seed=experiment.seed,
-        )
+        return untrained_network(experiment)
     except ValueError as error:
         raise ExperimentError(str(error)) from None
 

@@ -1,5 +1,7 @@
 """Networks by name, from MONAI, with the norm layer selectable and seeded Kaiming initialization."""
 
+import math
+from collections.abc import Sequence
 from typing import Literal
 
 import torch
@@ -15,16 +17,27 @@ _NORMS: dict[str, tuple[str, dict[str, bool]]] = {
 }
 
 
-def build_network(name: str, in_channels: int, classes: int, *, width: int, norm: Norm, seed: int) -> nn.Module:
+def build_network(
+    name: str, in_channels: int, class_prior: Sequence[float], *, width: int, norm: Norm, seed: int
+) -> nn.Module:
     """Build a 2-D network for inputs (B, in_channels, H, W), H and W at least 64 pixels.
 
     `unet` is MONAI's BasicUNet with widths w, 2w, 4w, 8w, 16w (7.8 million parameters at w = 32) and returns logits
     (B, classes, H, W); `densenet121` returns (B, classes). PyTorch's default initialization leaves about one run in
     four of the small networks untrained, hence Kaiming; two calls with one seed give equal weights.
 
+    Args:
+        name: `unet` or `densenet121`.
+        in_channels: channels of an image.
+        class_prior: share of each class in the targets, positive, with sum 1; the network starts out predicting it.
+        width: features of the first level; DenseNet121 has 32.
+        norm: norm layer.
+        seed: of the initial weights.
+
     Raises:
         ValueError: an unknown name, a combination that MONAI cannot build, or a width that DenseNet121 does not have.
     """
+    classes = len(class_prior)
     if norm not in _NORMS:
         raise ValueError(f"network.norm: {norm!r} is none of {', '.join(_NORMS)}")
     options = _NORMS[norm]
@@ -47,18 +60,23 @@ def build_network(name: str, in_channels: int, classes: int, *, width: int, norm
             network = DenseNet121(2, in_channels, classes, norm=options)
         else:
             raise ValueError(f"network.name: {name!r} is none of unet, densenet121")
-        initialize(network)
+        initialize(network, class_prior)
     return network
 
 
-def initialize(network: nn.Module) -> None:
-    """Kaiming initialization for ReLU-like activations: convolutions by fan out, linear layers by fan in, biases 0."""
+def initialize(network: nn.Module, class_prior: Sequence[float]) -> None:
+    """Kaiming initialization by fan in for ReLU-like activations; the last biases give the prior of each class.
+
+    Where one class is rare, a network that starts at even odds first spends its steps on learning that it is rare and
+    may stay there (Lin et al., Focal Loss, section 4.1).
+    """
+    biases = []
     for module in network.modules():
-        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
-            nn.init.kaiming_normal_(module.weight, mode="fan_out", nonlinearity="relu")
-        elif isinstance(module, nn.Linear):
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d | nn.Linear):
             nn.init.kaiming_normal_(module.weight, nonlinearity="relu")
-        else:
-            continue
-        if module.bias is not None:
-            nn.init.zeros_(module.bias)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+                biases.append(module.bias)
+    logits = torch.tensor([math.log(share) for share in class_prior])
+    with torch.no_grad():
+        biases[-1].copy_(logits - logits.mean())

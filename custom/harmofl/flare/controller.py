@@ -18,7 +18,7 @@ from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering
 from harmofl.flare.persistor import save_model_file
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
-from harmofl.flare.record import close_round, mean_validation, write_evidence
+from harmofl.flare.record import close_round, mean_validation, score_text, write_evidence
 from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, ServerRun, open_run
 from harmofl.flare.state import Checkpoint, StateError
 from harmofl.flare.wire import (
@@ -101,7 +101,11 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         if event_type == AppEventType.ROUND_STARTED:
             self.run.refused.clear()
         elif event_type == AppEventType.BEFORE_AGGREGATION:
-            self._before_aggregation(fl_ctx)
+            try:
+                self._before_aggregation(fl_ctx)
+            except Exception as error:  # FLARE would log what an event handler raises and go on
+                self.log_exception(fl_ctx, "closing the round failed")
+                self.system_panic(f"round {self._current_round} could not be closed: {error}", fl_ctx)
         elif event_type == EventType.END_RUN:
             # the last lines of the run, after what the framework says while it ends the sites' processes
             for line in self._closing_lines:
@@ -152,7 +156,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         record = close_round(run, self._current_round, accepted)
         PROGRESS.info(
             f"round {record.round}: {len(accepted)} of {len(run.expected)} sites accepted, "
-            f"received model scores {_shown(record.validation_mean)} on validation",
+            f"received model scores {score_text(record.validation_mean)} on validation",
         )
         # what was validated in this round is the aggregate of the round before
         self._keep_if_best(record.validation_mean, self._current_round - 1, fl_ctx)
@@ -264,7 +268,3 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 def _wait_for_one_more(task: Task) -> None:
     """FLARE counts failed and refused answers as responses; a task still needs its minimum of good ones."""
     task.props[_KEY_MIN_RESPS] += 1
-
-
-def _shown(score: float | None) -> str:
-    return "undefined" if score is None else f"{score:.3f}"

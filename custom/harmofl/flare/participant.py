@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from harmofl.core.amplitude import AmplitudeNormalization, Estimation
-from harmofl.core.networks import build_network
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
     RoundSettings,
@@ -31,7 +30,7 @@ from harmofl.experiment import Experiment
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.state import SiteState
 from harmofl.flare.wire import AmplitudeStatistic, Arrays, ModelMessage, UpdateMessage
-from harmofl.tasks import Evaluation, SiteData, load_task
+from harmofl.tasks import Evaluation, SiteData, load_task, untrained_network
 
 
 class Participant:
@@ -149,15 +148,7 @@ class Participant:
         return UpdateMessage(numbers=numbers)
 
     def _network(self, weights: Arrays) -> nn.Module:
-        settings, task = self._experiment.network, self._task
-        network = build_network(
-            settings.name,
-            task.in_channels,
-            task.classes,
-            width=settings.width,
-            norm=settings.norm,
-            seed=self._experiment.seed,
-        )
+        network = untrained_network(self._experiment)
         load_arrays(network, weights)
         return network.to(self.device, memory_format=torch.channels_last)
 

@@ -10,12 +10,10 @@ from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey,
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
 from nvflare.app_common.app_constant import AppConstants
 
-from harmofl.core.networks import build_network
 from harmofl.core.training import state_arrays
 from harmofl.flare.server_run import FINAL_MODEL, ServerRun, current_run
 from harmofl.flare.state import Checkpoint
-from harmofl.flare.wire import Arrays
-from harmofl.tasks import load_task
+from harmofl.tasks import untrained_network
 
 
 class CheckpointPersistor(ModelPersistor):
@@ -28,7 +26,7 @@ class CheckpointPersistor(ModelPersistor):
         if resumed:
             weights = {name: value.numpy() for name, value in Checkpoint.load(Path(resumed)).model.items()}
         else:
-            weights = initial_weights(run)
+            weights = state_arrays(untrained_network(run.experiment))
         return make_model_learnable(weights, {})
 
     def save_model(self, model: ModelLearnable, fl_ctx: FLContext) -> None:
@@ -36,20 +34,6 @@ class CheckpointPersistor(ModelPersistor):
         run = current_run(fl_ctx)
         next_round = fl_ctx.get_prop(AppConstants.CURRENT_ROUND) + 1
         save_model_file(model[ModelLearnableKey.WEIGHTS], run, next_round, run.folder / FINAL_MODEL)
-
-
-def initial_weights(run: ServerRun) -> Arrays:
-    """The weights of the untrained network of an experiment."""
-    settings, task = run.experiment.network, load_task(run.experiment)
-    network = build_network(
-        settings.name,
-        task.in_channels,
-        task.classes,
-        width=settings.width,
-        norm=settings.norm,
-        seed=run.experiment.seed,
-    )
-    return state_arrays(network)
 
 
 def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_round: int, path: Path) -> None:

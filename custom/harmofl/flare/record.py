@@ -70,15 +70,19 @@ def write_evidence(run: ServerRun, answers: dict[str, dict[str, Any]]) -> list[s
     results = _results(run, answers)
     write_text_atomically(results.model_dump_json(indent=2) + "\n", run.folder / RESULTS_FILE)
     write_report(results, run.rounds, run.folder / REPORT_FILE)
-    return _table(results) + [
-        f"{label} {run.folder / name}"
-        for label, name in (
-            ("results:    ", RESULTS_FILE),
-            ("report:     ", REPORT_FILE),
-            ("best model: ", BEST_MODEL),
-            ("final model:", FINAL_MODEL),
-        )
-    ]
+    return (
+        _table(results)
+        + _warnings(run)
+        + [
+            f"{label} {run.folder / name}"
+            for label, name in (
+                ("results:    ", RESULTS_FILE),
+                ("report:     ", REPORT_FILE),
+                ("best model: ", BEST_MODEL),
+                ("final model:", FINAL_MODEL),
+            )
+        ]
+    )
 
 
 def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
@@ -88,7 +92,7 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
     means = {site: result.test[key].mean for site, result in sites.items() if key in result.test}
     defined = {site: mean for site, mean in means.items() if mean is not None}
     worst = min(defined, key=lambda site: (defined[site], site)) if defined else None
-    score = "undefined" if run.best_score is None else f"{run.best_score:.3f}"
+    best, untrained = score_text(run.best_score), score_text(_untrained_score(run))
     return Results(
         format=1,
         experiment=experiment.model_dump(mode="json"),
@@ -99,7 +103,7 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
         seed=experiment.seed,
         rounds=experiment.federation.rounds,
         best_round=run.best_round if run.best_round is not None else experiment.federation.rounds - 1,
-        best_reason=f"highest mean validation {key} over sites: {score}",
+        best_reason=f"highest mean validation {key} over sites: {best} (untrained model: {untrained})",
         key_score=key,
         sites=sites,
         mean_over_sites=_means([result.test for result in sites.values()]),
@@ -114,6 +118,26 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
         versions={**{name: _version(name) for name in _PACKAGES}, "python": platform.python_version()},
         seconds=round(time.monotonic() - run.started, 1),
     )
+
+
+def _warnings(run: ServerRun) -> list[str]:
+    untrained = _untrained_score(run)
+    if untrained is None or run.best_score is None or run.best_score > untrained:
+        return []
+    return [
+        f"WARNING: no model scores better on validation than the untrained one ({score_text(run.best_score)} against "
+        f"{score_text(untrained)}); more rounds or another training.learning_rate may help"
+    ]
+
+
+def _untrained_score(run: ServerRun) -> float | None:
+    """What the sites measured on the model they received in round 0."""
+    return run.rounds[0].validation_mean if run.rounds and run.rounds[0].round == 0 else None
+
+
+def score_text(score: float | None) -> str:
+    """A score for a line on the screen."""
+    return "undefined" if score is None else f"{score:.3f}"
 
 
 def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_is_final: bool) -> SiteResult:

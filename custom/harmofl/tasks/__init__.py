@@ -6,9 +6,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from harmofl.core.networks import build_network
 from harmofl.experiment import Experiment, ExperimentError
 
 if TYPE_CHECKING:
@@ -45,7 +46,7 @@ class Task(Protocol):
 
     networks: tuple[str, ...]
     in_channels: int
-    classes: int
+    class_prior: tuple[float, ...]
     key_score: str
 
     def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
@@ -77,3 +78,20 @@ def load_task(experiment: Experiment) -> Task:
     if network not in task.networks:
         raise ExperimentError(f"network.name: task {name} needs {' or '.join(task.networks)}, not {network!r}")
     return task
+
+
+def untrained_network(experiment: Experiment) -> nn.Module:
+    """The experiment's network with its initial weights, equal at every site and the server.
+
+    Raises:
+        ValueError: the experiment names a combination that cannot be built.
+    """
+    task, settings = load_task(experiment), experiment.network
+    return build_network(
+        settings.name,
+        task.in_channels,
+        task.class_prior,
+        width=settings.width,
+        norm=settings.norm,
+        seed=experiment.seed,
+    )

@@ -16,7 +16,7 @@ def resolved(job: Path, *assignments: str) -> Experiment:
 
 
 def test_memory_grows_with_the_batch_and_never_below_what_must_be_kept(job: Path) -> None:
-    network = build_network("unet", 3, 2, width=4, norm="instance", seed=0)
+    network = build_network("unet", 3, (0.5, 0.5), width=4, norm="instance", seed=0)
     # weights, gradients, two moments of Adam and the weights before the perturbation, 4 bytes a number
     fixed = 5 * 4 * sum(parameter.numel() for parameter in network.parameters())
     eight = costs.training_bytes(resolved(job)) - fixed

@@ -19,8 +19,8 @@ TABLE = {
 SUPPORTED = [pair for pair, shape in TABLE.items() if shape]
 
 
-def small(name="unet", norm="instance", seed=0, classes=2):
-    return build_network(name, 3, classes, width=4 if name == "unet" else 32, norm=norm, seed=seed)
+def small(name="unet", norm="instance", seed=0, class_prior=(0.5, 0.5)):
+    return build_network(name, 3, class_prior, width=4 if name == "unet" else 32, norm=norm, seed=seed)
 
 
 def images(count, size=64, seed=0):
@@ -28,7 +28,7 @@ def images(count, size=64, seed=0):
 
 
 def test_the_full_setting_has_7_8_million_parameters():
-    network = build_network("unet", 3, 2, width=32, norm="instance", seed=0)
+    network = build_network("unet", 3, (0.5, 0.5), width=32, norm="instance", seed=0)
     assert sum(parameter.numel() for parameter in network.parameters()) == 7_783_458
 
 
@@ -84,7 +84,7 @@ def test_unknown_names_and_widths_are_refused():
     with pytest.raises(ValueError, match="network.name: 'resnet' is none of unet, densenet121"):
         small("resnet")
     with pytest.raises(ValueError, match="network.width"):
-        build_network("densenet121", 3, 2, width=16, norm="batch", seed=0)
+        build_network("densenet121", 3, (0.5, 0.5), width=16, norm="batch", seed=0)
 
 
 @pytest.mark.parametrize(
@@ -124,15 +124,26 @@ def test_building_does_not_depend_on_the_global_random_state():
 
 
 def test_initialization_is_kaiming_with_zero_biases():
-    network = build_network("unet", 3, 2, width=32, norm="instance", seed=0)
+    network = build_network("unet", 3, (0.5, 0.5), width=32, norm="instance", seed=0)
     for module in network.modules():
-        if isinstance(module, nn.Conv2d):
-            # fan out: outputs times kernel area; the gain of a ReLU is sqrt(2). Some 10^4 values know their standard
-            # deviation to 1 / sqrt(2 * 10^4) = 0.7 %, the smallest layer (64 values) to 9 %.
-            fan_out = module.out_channels * module.kernel_size[0] * module.kernel_size[1]
+        if isinstance(module, nn.Conv2d | nn.ConvTranspose2d):
+            # fan in: what enters a unit; PyTorch takes the second dimension of the weights for it, which for a
+            # transposed convolution is its outputs. The gain of a ReLU is sqrt(2). Some 10^4 values know their
+            # standard deviation to 1 / sqrt(2 * 10^4) = 0.7 %, the smallest layer (64 values) to 9 %.
+            fan_in = module.weight[0].numel()
             deviations = 5 / (2 * module.weight.numel()) ** 0.5
-            assert float(module.weight.detach().std()) == pytest.approx((2 / fan_out) ** 0.5, rel=deviations)
+            assert float(module.weight.detach().std()) == pytest.approx((2 / fan_in) ** 0.5, rel=deviations)
             assert not bool(module.bias.any())
+
+
+@pytest.mark.parametrize("name", ["unet", "densenet121"])
+@pytest.mark.parametrize("class_prior", [(0.95, 0.05), (0.7, 0.2, 0.1)])
+def test_an_untrained_network_without_evidence_predicts_the_prior(name, class_prior):
+    network = small(name, class_prior=class_prior)
+    last = [module for module in network.modules() if isinstance(module, nn.Conv2d | nn.Linear)][-1]
+    nn.init.zeros_(last.weight)  # no evidence: the softmax of the biases alone
+    probability = network(images(2)).softmax(1).transpose(0, 1).flatten(1).mean(1)
+    assert probability.tolist() == pytest.approx(class_prior, abs=1e-6)
 
 
 def trained_statistics(norm):

@@ -45,7 +45,7 @@ def test_a_failure_while_predicting_leaves_the_mode_as_it_was():
 
 @pytest.mark.parametrize("norm", ["instance", "batch", "batch_stats"])
 def test_arrays_of_a_network_load_into_another(norm):
-    first, second = (build_network("unet", 3, 2, width=2, norm=norm, seed=seed) for seed in (0, 1))
+    first, second = (build_network("unet", 3, (0.5, 0.5), width=2, norm=norm, seed=seed) for seed in (0, 1))
     arrays = state_arrays(first)
     load_arrays(second, arrays)
     assert equal(first, second)

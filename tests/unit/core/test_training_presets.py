@@ -68,7 +68,7 @@ def frozen_step(experiment: Experiment, site: str) -> AmplitudeNormalization:
 def update_of(experiment: Experiment, step: AmplitudeNormalization, site: str) -> torch.Tensor:
     """What one round changes, all parameters in one vector."""
     chosen, training = experiment.network, experiment.training
-    network = build_network(chosen.name, 3, 2, width=chosen.width, norm=chosen.norm, seed=0)
+    network = build_network(chosen.name, 3, (0.5, 0.5), width=chosen.width, norm=chosen.norm, seed=0)
     before = torch.nn.utils.parameters_to_vector(network.parameters()).detach().clone()
     optimizer = WeightPerturbation(
         build_optimizer(network, training.optimizer, training.learning_rate, 0.0, 0.0),

@@ -80,7 +80,7 @@ def test_the_old_model_is_left_alone(weights):
 
 def test_a_network_moves_by_a_difference_and_server_and_site_agree_on_its_hash(wire, make_run, make_context):
     # batch norm counters have no dimension: NumPy makes scalars of them, which must travel and load all the same
-    first, second = (build_network("unet", 3, 2, width=2, norm="batch", seed=seed) for seed in (0, 1))
+    first, second = (build_network("unet", 3, (0.5, 0.5), width=2, norm="batch", seed=seed) for seed in (0, 1))
     old, new = state_arrays(first), state_arrays(second)
     new = {name: value + 5 if name.endswith("num_batches_tracked") else value for name, value in new.items()}
     moved = apply_difference(old, {name: new[name] - old[name] for name in old}, 1.0)

@@ -59,6 +59,15 @@ def test_a_round_is_recorded(run, numbers):
     assert last.server_resident_mib > 0
 
 
+@pytest.mark.parametrize(("best", "warned"), [(0.2, True), (0.25, True), (0.3, False), (None, False)])
+def test_a_best_model_no_better_than_the_untrained_one_is_announced(run, numbers, best, warned):
+    run.best_score = best  # the untrained model scored 0.25
+    _, lines = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
+    assert (
+        any("WARNING: no model scores better on validation than the untrained one" in line for line in lines) == warned
+    )
+
+
 def test_undefined_and_infinite_numbers_of_a_site_are_null(run, numbers):
     run.numbers["A"] = numbers | {"validation": None, "loss": math.inf}
     run.numbers["B"] = numbers | {"validation": math.nan, "loss": math.nan}
@@ -87,7 +96,7 @@ def test_the_mean_validation_leaves_out_what_is_undefined(scores, mean):
 def test_results_hold_the_best_and_the_final_model(run, numbers):
     results, _ = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
     assert (results.best_round, results.rounds, results.method, results.demo) == (1, 3, "harmofl", False)
-    assert results.best_reason == "highest mean validation dice over sites: 0.250"
+    assert results.best_reason == "highest mean validation dice over sites: 0.250 (untrained model: 0.250)"
     # A: (0.9 + 0.7) / 2, B: (0.5 + 0.6) / 2 with one undefined, C: 0.4
     assert {site: result.test["dice"].mean for site, result in results.sites.items()} == {
         "A": pytest.approx(0.8),
@@ -171,7 +180,7 @@ def test_without_any_best_round_the_last_one_is_named(run, numbers):
     run.best_round = run.best_score = None
     results, _ = written_results(run, {"A": evaluation("A", numbers, best=False)})
     assert results.best_round == 2
-    assert results.best_reason.endswith("undefined")
+    assert results.best_reason.endswith("undefined (untrained model: 0.250)")
 
 
 def test_hashes_and_versions(run, numbers):
