@@ -2,25 +2,16 @@
 
 import hashlib
 import json
-from difflib import get_close_matches
+import re
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harmofl.methods import PRESETS, method_overrides
+from harmofl.sections import ExperimentError, Section, first_problem, nearest
 
 FILE_NAME = "experiment.json"
-
-
-class ExperimentError(ValueError):
-    """An experiment that cannot be used; the message is one line a person can act on."""
-
-
-class Section(BaseModel):
-    """A group of settings: frozen, unknown keys refused, no silent conversion of types."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -31,6 +22,8 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 class DataSettings(Section):
     """What a site reads: image size in pixels, intensity window, slices and split.
 
+    `patient_pattern` finds the patient in a case's name, by its first group or its whole match; without it, or where
+    it does not match, a case is a patient.
     `simulated_root` may hold {SITE_NAME} and counts in simulation only: elsewhere a job never chooses a path at a site.
     """
 
@@ -40,6 +33,7 @@ class DataSettings(Section):
     slices: Literal["all", "foreground", "published"] = "all"
     split: Literal["patient", "as_published"] = "patient"
     fractions: tuple[Fraction, Fraction, Fraction] = Field(default=(0.64, 0.16, 0.20), strict=False)
+    patient_pattern: str | None = None
     aliases: dict[str, list[str]] = {}
     simulated_root: str | None = None
 
@@ -51,12 +45,26 @@ class DataSettings(Section):
             raise ValueError("fractions must be multiples of 0.04: cases are dealt to the splits in blocks of 25")
         return self
 
+    @field_validator("patient_pattern")
+    @classmethod
+    def _pattern_compiles(cls, pattern: str | None) -> str | None:
+        try:
+            re.compile(pattern or "")
+        except re.error as error:
+            raise ValueError(f"is no regular expression ({error})") from None
+        return pattern
+
+    def patient_of(self, case: str) -> str:
+        """The patient that a case belongs to."""
+        found = re.search(self.patient_pattern, case) if self.patient_pattern else None
+        return (found.group(1) if found.re.groups else found.group()) if found else case
+
 
 class NetworkSettings(Section):
     """Network by name, its base width in channels and its norm layer."""
 
     name: Literal["unet", "densenet121"]
-    width: Count = 32
+    width: Annotated[int, Field(ge=1, le=512)] = 32
     norm: Literal["instance", "batch", "batch_stats"]
 
 
@@ -144,9 +152,13 @@ class Experiment(Section):
     def hash(self) -> str:
         """First 16 hex digits of the SHA-256 over the settings that decide the result.
 
-        Paths do not; nor do the demo's overrides, which are in the other settings where they count.
+        Paths and time limits do not; nor do the demo's overrides, which are in the other settings where they count.
         """
-        left_out = {"data": {"simulated_root"}, "federation": {"resume_from"}, "demo": {"overrides"}}
+        left_out = {
+            "data": {"simulated_root"},
+            "federation": {"resume_from", "round_timeout", "straggler_wait"},
+            "demo": {"overrides"},
+        }
         settings = self.model_dump(mode="json", exclude=left_out)
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
@@ -166,6 +178,8 @@ def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ExperimentError(f"{shown}: cannot be read ({error.strerror}); every job needs it in app/config") from None
+    except UnicodeDecodeError:
+        raise ExperimentError(f"{shown}: is not UTF-8 text; save it as UTF-8") from None
     except json.JSONDecodeError as error:
         raise ExperimentError(f"{shown}: line {error.lineno} column {error.colno}: {error.msg}") from None
     if not isinstance(settings, dict):
@@ -201,7 +215,7 @@ def resolve(settings: dict[str, Any], *, demo: bool = False, source: str = FILE_
         _fill_from_preset(merged)
         return Experiment.model_validate_json(json.dumps(merged))
     except ValidationError as error:
-        raise ExperimentError(f"{source}: {_first_problem(error)}") from None
+        raise ExperimentError(f"{source}: {first_problem(error, Experiment)}") from None
     except (ExperimentError, ValueError) as error:
         raise ExperimentError(f"{source}: {error}") from None
 
@@ -243,40 +257,8 @@ def _fill_from_preset(settings: dict[str, Any]) -> None:
         raise ExperimentError(f"amplitude: must be a section, not {amplitude!r}")
     name = amplitude.setdefault("preset", "robust")
     if str(name) not in PRESETS:
-        raise ExperimentError(f"amplitude.preset: {name!r} is none of {', '.join(PRESETS)}{_nearest(name, PRESETS)}")
+        raise ExperimentError(f"amplitude.preset: {name!r} is none of {', '.join(PRESETS)}{nearest(name, PRESETS)}")
     for key, value in PRESETS[name].items():
         section, _, last = key.partition(".")
         if isinstance(settings.get(section, {}), dict):
             settings.setdefault(section, {}).setdefault(last, value)
-
-
-def _first_problem(error: ValidationError) -> str:
-    """One line for the first problem: key, value, what is allowed."""
-    problem = error.errors()[0]
-    key = ".".join(str(part) for part in problem["loc"]) or "experiment"
-    if problem["type"] == "extra_forbidden":
-        return f"{key}: unknown setting (value {_short(problem['input'])}){_nearest(key, _known_keys(Experiment))}"
-    if problem["type"] == "missing":
-        return f"{key}: is missing"
-    value = "" if isinstance(problem["input"], dict) else f", not {_short(problem['input'])}"
-    return f"{key}: {problem['msg'].removeprefix('Value error, ')}{value}"
-
-
-def _short(value: Any) -> str:
-    text = json.dumps(value)
-    return text if len(text) <= 60 else text[:57] + "..."
-
-
-def _known_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
-    keys = []
-    for name, field in section.model_fields.items():
-        keys.append(prefix + name)
-        for inner in (field.annotation, *get_args(field.annotation)):
-            if isinstance(inner, type) and issubclass(inner, BaseModel):
-                keys += _known_keys(inner, f"{prefix}{name}.")
-    return keys
-
-
-def _nearest(name: str, known: Any) -> str:
-    matches = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
-    return f"; did you mean '{matches[0]}'?" if matches else ""

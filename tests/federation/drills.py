@@ -3,6 +3,7 @@
 # Each drill is an executor that goes wrong at site HK and works at every other site.
 EXECUTORS = '''
 import os
+import time
 import numpy as np
 from nvflare.apis.dxo import DataKind, from_shareable
 from harmofl.flare.executor import HarmoFLExecutor
@@ -37,6 +38,36 @@ class JoinsLate(HarmoFLExecutor):
         if fl_ctx.get_identity_name() == "HK" and missed:
             raise RuntimeError("not there yet")
         return super()._perform(task_name, shareable, fl_ctx, abort_signal)
+
+
+class FailsInEvaluation(HarmoFLExecutor):
+    """Trains, but cannot evaluate."""
+
+    def _perform(self, task_name, shareable, fl_ctx, abort_signal):
+        if fl_ctx.get_identity_name() == "HK" and task_name == "evaluate":
+            raise RuntimeError("/data/HK/Jane_Doe.nii.gz is gone")
+        return super()._perform(task_name, shareable, fl_ctx, abort_signal)
+
+
+class SlowToMeasure(HarmoFLExecutor):
+    """Takes long for its amplitude."""
+
+    def _perform(self, task_name, shareable, fl_ctx, abort_signal):
+        if fl_ctx.get_identity_name() == "HK" and task_name == "amplitude":
+            time.sleep(5)
+        return super()._perform(task_name, shareable, fl_ctx, abort_signal)
+
+
+class AnswersInTurn(HarmoFLExecutor):
+    """Answers five seconds after the site before it in DRILL_ORDER."""
+
+    def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        result = super().execute(task_name, shareable, fl_ctx, abort_signal)
+        if task_name == "train":
+            turn = os.environ["DRILL_ORDER"].split().index(fl_ctx.get_identity_name())
+            # all three have the same work; five seconds are far more than they differ by
+            time.sleep(5 * turn)
+        return result
 
 
 class Dies(HarmoFLExecutor):

@@ -2,10 +2,12 @@
 
 import json
 import shutil
+from pathlib import Path
 
 import numpy as np
 import pytest
 
+from harmofl.data.synthetic import write_prostate_site
 from tests.federation.conftest import RunJob, make_job, simulate
 from tests.federation.drills import CONTROLLERS, EXECUTORS
 from tests.federation.test_invariants import assert_same_bits, saved_weights
@@ -67,9 +69,33 @@ def test_c12_a_late_site_trains_with_the_frozen_amplitude(run_job: RunJob) -> No
 def test_too_few_amplitudes_fail_the_job_by_name(run_job: RunJob) -> None:
     run = run_job(overrides={"amplitude.minimum_cases": 100})
     assert run.code != 0
-    assert "the amplitude of 0 sites arrived, 2 are needed" in run.output
+    assert "the amplitude of 0 sites arrived, amplitude.minimum_sites is 2" in run.output
     assert "BIDMC: sent none; HK: sent none" in run.output
     assert "amplitude not sent" in run.output
+
+
+def test_a_site_that_cannot_evaluate_fails_the_job_but_not_the_evidence(run_job: RunJob) -> None:
+    run = run_job(executor="drill.FailsInEvaluation", code=EXECUTORS)
+    assert run.code != 0
+    assert "evaluation: 1 sites answered, 2 are needed (HK: internal_error" in run.output
+    assert run.results.sites_without_test == ["HK"] and "no test score from HK" in run.results.warnings
+    assert run.results.sites["BIDMC"].test["dice"].n > 0
+    assert (run.server / "report.html").is_file()
+
+
+@pytest.mark.slow
+def test_the_amplitude_waits_for_its_own_minimum_of_sites(run_job: RunJob) -> None:
+    overrides = {"federation.minimum_sites": 1, "federation.straggler_wait": 0, "federation.rounds": 1}
+    run = run_job(overrides=overrides, executor="drill.SlowToMeasure", code=EXECUTORS)
+    assert run.code == 0, run.output
+    assert run.results.amplitude is not None and run.results.amplitude.sites == ["BIDMC", "HK"]
+
+
+def test_two_sites_that_would_read_one_folder_are_refused(run_job: RunJob, tmp_path: Path) -> None:
+    write_prostate_site(tmp_path / "own", "ge_3t_endorectal", 8, 0)
+    run = run_job(environment={"HARMOFL_DATA_ROOT": str(tmp_path / "own")}, demo=False)
+    assert run.code != 0
+    assert "sites BIDMC and HK would both read" in run.output
 
 
 def test_a_site_that_resolves_another_experiment_refuses(tmp_path) -> None:

@@ -1,6 +1,7 @@
 """What must hold bit for bit between FLARE's run and mathematics done by hand."""
 
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from harmofl.flare.site import _simulated_threads
 from harmofl.tasks import SiteData
 from harmofl.tasks.prostate import TASK
 from tests.federation.conftest import Run, RunJob
+from tests.federation.drills import EXECUTORS
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -102,6 +104,26 @@ def test_one_site_equals_a_plain_loop(run_job: RunJob, tmp_path: Path) -> None:
     assert_same_bits(saved_weights(run), weights)
 
 
+@pytest.mark.parametrize("preset", ["as_published", pytest.param("as_described", marks=pytest.mark.slow)])
+def test_an_amplitude_estimated_in_the_first_round_is_frozen_for_the_second(
+    run_job: RunJob, tmp_path: Path, preset: str
+) -> None:
+    """The published presets send the statistic with the first weights; two sites are averaged 1/N."""
+    run = run_job(["BIDMC", "HK"], {"amplitude.preset": preset})
+    assert run.code == 0, run.output
+    experiment = experiment_of(run)
+    own = []
+    for name in ("BIDMC", "HK"):
+        site = HandSite(experiment, name, tmp_path / "hand")
+        site.difference(state_arrays(site.network), 0)
+        assert site.normalization.local_statistic is not None
+        own.append(site.normalization.local_statistic.double())
+    saved = torch.load(run.server / "FL_global_model.pt", weights_only=True)["harmofl"]
+    assert torch.equal(saved["amplitude"], torch.stack(own).mean(0).float())
+    assert all(sent["amplitude"] > 0 for sent in (run.results.sites[name].bytes_sent for name in ("BIDMC", "HK")))
+    assert run.rounds[1].bytes_sent["HK"] < run.rounds[0].bytes_sent["HK"], "nothing extra goes up after the freeze"
+
+
 def test_without_amplitude_and_perturbation_the_job_is_fedavg(run_job: RunJob, tmp_path: Path) -> None:
     run = run_job(["BIDMC", "HK"], {"method": "fedavg"}, demo=True)
     assert run.code == 0, run.output
@@ -116,12 +138,33 @@ def test_without_amplitude_and_perturbation_the_job_is_fedavg(run_job: RunJob, t
     assert_same_bits(saved_weights(run), weights)
 
 
-def test_order_of_arrival_and_number_of_processes_change_nothing(run_job: RunJob) -> None:
+def test_number_of_processes_changes_nothing(run_job: RunJob) -> None:
     together = run_job(["BIDMC", "HK"], name="together", threads=2)
     one_by_one = run_job(["HK", "BIDMC"], name="one_by_one", threads=1)
     assert together.code == one_by_one.code == 0, together.output + one_by_one.output
     assert_same_bits(saved_weights(together), saved_weights(one_by_one))
     assert [record.validation for record in together.rounds] == [record.validation for record in one_by_one.rounds]
+
+
+@pytest.mark.slow
+def test_order_of_arrival_changes_nothing(run_job: RunJob) -> None:
+    orders = (["BIDMC", "HK", "UCL"], ["UCL", "HK", "BIDMC"])
+    runs = [
+        run_job(
+            ["BIDMC", "HK", "UCL"],
+            {"federation.rounds": 1},
+            executor="drill.AnswersInTurn",
+            code=EXECUTORS,
+            environment={"DRILL_ORDER": " ".join(order)},
+            name=order[0],
+        )
+        for order in orders
+    ]
+    for run, order in zip(runs, orders, strict=True):
+        assert run.code == 0, run.output
+        log = (run.workspace / "server" / "log.txt").read_text()
+        assert re.findall(r"Contribution from (\w+) ACCEPTED", log) == order
+    assert_same_bits(*(saved_weights(run) for run in runs))
 
 
 def test_each_round_starts_from_the_model_saved_in_the_round_before(run_job: RunJob) -> None:

@@ -13,16 +13,19 @@ PACKAGE = Path(harmofl.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
+EXPERIMENT = {"experiment", "methods", "sections"}
+
 # What each floor may import of the package besides itself: only what lies below it.
 BELOW = {
     "methods": set(),
-    "experiment": {"methods"},
-    "core": {"experiment", "methods"},
-    "data": {"experiment", "methods"},
-    "tasks": {"core", "data", "experiment", "methods"},
-    "evidence": {"tasks", "core", "data", "experiment", "methods"},
-    "flare": {"evidence", "tasks", "core", "data", "experiment", "methods"},
-    "app": {"flare", "evidence", "tasks", "core", "data", "experiment", "methods"},
+    "sections": set(),
+    "experiment": EXPERIMENT - {"experiment"},
+    "core": EXPERIMENT,
+    "data": EXPERIMENT,
+    "tasks": {"core", "data"} | EXPERIMENT,
+    "evidence": {"tasks", "core", "data"} | EXPERIMENT,
+    "flare": {"evidence", "tasks", "core", "data"} | EXPERIMENT,
+    "app": {"flare", "evidence", "tasks", "core", "data"} | EXPERIMENT,
 }
 
 FORBIDDEN_NAMES = {"util", "utils", "helper", "helpers", "common", "base", "manager"}

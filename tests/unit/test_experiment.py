@@ -240,3 +240,37 @@ def test_an_experiment_is_frozen(written):
         experiment.seed = 1
     with pytest.raises(ValidationError):
         experiment.training.learning_rate = 1.0
+
+
+def test_time_limits_and_paths_do_not_make_another_experiment(written):
+    before = resolve(written).hash
+    for key, value in {
+        "federation.round_timeout": 120,
+        "federation.straggler_wait": 1,
+        "federation.resume_from": "/runs/FL_global_model.pt",
+        "data.simulated_root": "/data",
+    }.items():
+        set_key(written, key, value)
+    assert resolve(written).hash == before
+    set_key(written, "perturbation.alpha", 0.5)
+    assert resolve(written).hash != before
+
+
+@pytest.mark.parametrize(
+    ("pattern", "case", "patient"),
+    [
+        (None, "P1_visit2", "P1_visit2"),
+        ("^(P[0-9]+)_", "P1_visit2", "P1"),
+        ("^P[0-9]+", "P1_visit2", "P1"),
+        ("^(P[0-9]+)_", "Case07", "Case07"),
+    ],
+)
+def test_the_patient_of_a_case(written, pattern, case, patient):
+    set_key(written, "data.patient_pattern", pattern)
+    assert resolve(written).data.patient_of(case) == patient
+
+
+def test_a_pattern_that_does_not_compile_is_refused(written):
+    set_key(written, "data.patient_pattern", "(P")
+    with pytest.raises(ExperimentError, match="data.patient_pattern: is no regular expression"):
+        resolve(written)

@@ -14,6 +14,7 @@ from harmofl.tasks import load_task
 from harmofl.tasks.prostate import volume_settings
 
 ALIKE = 1.2  # ratio of pixel sizes that counts as one resolution
+NOT_SENT = "amplitude_not_sent"
 PATIENT_SPLIT = {"too_few_cases", "split_filled"}  # findings that a split by slices does not have
 Pixel = tuple[float, float]
 
@@ -41,7 +42,8 @@ class Inspection:
     @property
     def has_errors(self) -> bool:
         """Whether a site is missing or anything in a folder cannot be used."""
-        return bool(self.problems) or any(site.report.has_errors for site in self.sites)
+        between = any(finding.severity == "error" for finding in self.findings)
+        return bool(self.problems) or between or any(site.report.has_errors for site in self.sites)
 
 
 def inspect(root: Path, job: Job, experiment: Experiment, only: str | None) -> Inspection:
@@ -58,7 +60,9 @@ def inspect(root: Path, job: Job, experiment: Experiment, only: str | None) -> I
         except DataRootError as error:
             problems.append(str(error))
     medians = {site.name: _median_pixel(site, experiment) for site in sites if site.report.cases}
-    between = _resolution_finding(medians, experiment, "between sites") if len(medians) > 1 else []
+    between = [*_resolution_finding(medians, experiment, "between sites")] if len(medians) > 1 else []
+    if {site.name for site in sites} == set(job.sites):
+        between += _too_few_amplitudes(sites, experiment)
     return Inspection(tuple(sites), tuple(problems), tuple(between))
 
 
@@ -98,7 +102,7 @@ def _name_of(folder: Path, job: Job, experiment: Experiment) -> str:
 
 def _inspect_site(name: str, folder: Path, experiment: Experiment) -> SiteInspection:
     data = experiment.data
-    report = check_site(folder, volume_settings(experiment), experiment.seed, data.fractions)
+    report = check_site(folder, volume_settings(experiment), experiment.seed, data.fractions, data.patient_of)
     cases = {case.name: case for case in report.cases}
     pixels = {case.name: _pixel(case, experiment) for case in report.cases}
     findings = [*report.findings, *_resolution_finding(pixels, experiment, name)]
@@ -111,18 +115,29 @@ def _inspect_site(name: str, folder: Path, experiment: Experiment) -> SiteInspec
         training = [cases[case] for case in report.split.train]
         images = sum(case.shape[0] if data.slices == "all" else case.foreground_slices for case in training)
         validation = sum(cases[case].shape[0] for case in report.split.val)
-        findings += _few_cases(len(training), experiment) if training else []
+        findings += _few_patients(len(set(map(data.patient_of, report.split.train))), experiment) if training else []
     order = ("error", "warning", "notice")
     findings.sort(key=lambda finding: order.index(finding.severity))
     return SiteInspection(name, folder, report, tuple(findings), images, validation)
 
 
-def _few_cases(training: int, experiment: Experiment) -> list[Finding]:
+def _few_patients(training: int, experiment: Experiment) -> list[Finding]:
     needed = experiment.amplitude.minimum_cases
     if experiment.amplitude.region == "off" or training >= needed:
         return []
-    message = f"{training} training cases, amplitude.minimum_cases is {needed}: this site sends no amplitude"
-    return [Finding("warning", "amplitude_not_sent", "site", message, "add cases, or ask the lead to lower it")]
+    message = f"training patients: {training}, amplitude.minimum_cases is {needed}, so this site sends no amplitude"
+    return [Finding("warning", NOT_SENT, "site", message, "add cases, or ask the lead to lower it")]
+
+
+def _too_few_amplitudes(sites: Sequence[SiteInspection], experiment: Experiment) -> list[Finding]:
+    """An error where so many sites send no amplitude that the job fails."""
+    silent = [site.name for site in sites if any(finding.code == NOT_SENT for finding in site.findings)]
+    needed, sending = experiment.amplitude.minimum_sites, len(sites) - len(silent)
+    if not silent or sending >= needed:
+        return []
+    message = f"{sending} of {len(sites)} sites send an amplitude, amplitude.minimum_sites is {needed}: the job fails"
+    mend = "add cases, or lower amplitude.minimum_cases or amplitude.minimum_sites"
+    return [Finding("error", "too_few_amplitudes", ", ".join(silent), message, mend)]
 
 
 def _pixel(case: CaseReport, experiment: Experiment) -> Pixel:

@@ -98,6 +98,8 @@ def _deploy_map(folder: Path) -> dict[str, list[str]]:
         raise JobError(
             f"{path}: cannot be read ({error.strerror}); name a job folder such as jobs/harmofl_prostate"
         ) from None
+    except UnicodeDecodeError:
+        raise JobError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
     except json.JSONDecodeError as error:
         raise JobError(f"{path}: line {error.lineno} column {error.colno}: {error.msg}") from None
     deploy_map = meta.get("deploy_map") if isinstance(meta, dict) else None

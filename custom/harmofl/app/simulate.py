@@ -5,7 +5,7 @@ import dataclasses
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from harmofl.app.job import Job, JobError, read_job
@@ -14,7 +14,7 @@ from harmofl.app.verdict import Failure, judge, run_folder
 from harmofl.data.findings import DataRootError
 from harmofl.evidence.results import RESULTS_FILE
 from harmofl.experiment import Experiment
-from harmofl.flare.site import DATA_ROOT_VARIABLE
+from harmofl.flare.site import DATA_ROOT_VARIABLE, STATE_ROOT_VARIABLE
 
 MARGIN = 120  # seconds beyond a round's time limit, for the start of processes
 UNUSABLE = " \t\n'\"\\"  # FLARE starts each site by a command line that it splits as a shell would
@@ -48,7 +48,7 @@ def simulate(
     job, roots = _placed(read_job(job_folder, assignments), data, demo)
     experiment = job.resolve(demo=not roots)
     _check_numbers(job, experiment, threads)
-    workspace = _usable_workspace(workspace, job, roots)
+    workspace = _usable_workspace(workspace, roots.values(), [job.folder, *_kept_state(experiment)])
     missing = _missing_folders(roots, experiment)
     if missing:
         for absent in reversed(missing):  # the first one is the last line
@@ -122,17 +122,36 @@ def _check_numbers(job: Job, experiment: Experiment, threads: int | None) -> Non
         raise JobError(f"--threads {threads}: the job has {count} sites, so at most {count} run at a time")
 
 
-def _usable_workspace(workspace: Path, job: Job, roots: dict[str, Path]) -> Path:
-    """The absolute path of a workspace that may be emptied."""
+def _kept_state(experiment: Experiment) -> list[Path]:
+    """What an earlier run left and this one goes on from."""
+    checkpoint, state = experiment.federation.resume_from, os.environ.get(STATE_ROOT_VARIABLE)
+    if checkpoint and not Path(checkpoint).is_absolute():
+        raise JobError(f"federation.resume_from: {checkpoint} is a relative path; give an absolute one")
+    return [Path(path) for path in (checkpoint, state) if path]
+
+
+def _usable_workspace(workspace: Path, roots: Collection[Path], needed: Collection[Path]) -> Path:
+    """The absolute path of a workspace that may be emptied and written to."""
     workspace = workspace.absolute()
     if any(mark in str(workspace) for mark in UNUSABLE):
         raise JobError(f"--workspace {workspace}: FLARE cannot use a path with blanks, quotes or backslashes")
     used = (workspace / "startup").is_dir() and (workspace / "server" / "log.txt").is_file()
     if workspace.exists() and not used and (not workspace.is_dir() or any(workspace.iterdir())):
         raise JobError(f"--workspace {workspace}: is in use and no simulator workspace; name a new or empty folder")
-    for path in (job.folder, *roots.values()):
+    for path in (*roots, *needed):
         if path.resolve().is_relative_to(workspace.resolve()):
             raise JobError(f"--workspace {workspace}: holds {path}, and every run empties the workspace; name another")
+    for path in roots:
+        if workspace.resolve().is_relative_to(path.resolve()):
+            raise JobError(
+                f"--workspace {workspace}: lies in the data root {path}, which is never written to; name another"
+            )
+    try:
+        workspace.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=workspace):
+            pass
+    except OSError as error:
+        raise JobError(f"--workspace {workspace}: cannot be written ({error.strerror}); name another folder") from None
     return workspace
 
 
@@ -153,7 +172,7 @@ def _missing_folders(roots: dict[str, Path], experiment: Experiment) -> list[Fai
             continue
         if folder in taken:
             failures.append(Failure(site, f"would read {folder}, as {taken[folder]} does; give it a folder of its own"))
-        taken[folder] = site
+        taken.setdefault(folder, site)
     return failures
 
 

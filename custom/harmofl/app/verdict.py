@@ -69,8 +69,8 @@ def _attributed(error: LoggedError, sites: Sequence[str]) -> Failure:
     named = re.search(rf"\bclient (?P<site>{'|'.join(map(re.escape, sites))})\b", reason)
     if named:
         return Failure(named["site"], f"its process ended before its work was done ({reason.rstrip(': ')})")
-    named = re.search(rf"(?P<site>{'|'.join(map(re.escape, sites))})(?: failed|: )", reason)
-    return Failure(named["site"] if named else SERVER, reason)
+    named_sites = set(re.findall(rf"\b({'|'.join(map(re.escape, sites))})(?: failed|: )", reason))
+    return Failure(named_sites.pop() if len(named_sites) == 1 else SERVER, reason)
 
 
 def _missing_evidence(folder: Path, sites: Sequence[str]) -> Failure | None:

@@ -8,8 +8,8 @@ def flip_and_rotate(images_BCHW: Tensor, masks_BHW: Tensor, generator: torch.Gen
     """Turn every image by 0, 90, 180 or 270 degrees and mirror half of them, the mask with it.
 
     All eight symmetries of the square are equally likely (the released code favors 0 degrees). Images that are not
-    square are turned by 0 or 180 degrees only, which keeps their size. Targets that are not masks, such as class
-    labels (B,), are left alone.
+    square are turned by 0 or 180 degrees only, which keeps their size. Pixels are moved and never mixed, so that masks
+    keep their labels exactly. Targets that are not masks, such as class labels (B,), are left alone.
 
     Args:
         images_BCHW: any float type.

@@ -24,6 +24,26 @@ def case_dice(prediction_SHW: Tensor, mask_SHW: Tensor) -> float:
     return 2 * int((predicted & true).sum()) / (int(predicted.sum()) + int(true.sum()))
 
 
+def image_dice(prediction_HW: Tensor, target_HW: Tensor, *, ignored: int, label: int | None = None) -> float:
+    """Dice of one class of one image, or of all classes above 0 taken as one, over the pixels that count.
+
+    Args:
+        prediction_HW: predicted classes, (H, W) integer.
+        target_HW: true classes, (H, W) integer, `ignored` where a pixel does not count.
+        ignored: label of the pixels that are left out of prediction and truth.
+        label: the class; without one, the foreground.
+
+    Returns:
+        Dice in [0, 1], 0 where only one of the two holds the class; NaN where neither does.
+    """
+    counted = target_HW != ignored
+    predicted, true = (
+        plane[counted] > 0 if label is None else plane[counted] == label for plane in (prediction_HW, target_HW)
+    )
+    total = int(predicted.sum()) + int(true.sum())
+    return 2 * int((predicted & true).sum()) / total if total else nan
+
+
 def published_dice(prediction_SHW: Tensor, mask_SHW: Tensor) -> float:
     """Mean over the slices that hold foreground of the Dice of background and foreground, averaged.
 

@@ -50,9 +50,9 @@ class RoundResult:
     loss: float
 
 
-def seed_of(seed: int, site: str, round_number: int, purpose: str = "train") -> int:
-    """A 63-bit seed that depends on run seed, site, round and purpose alone, equal on every platform."""
-    digest = hashlib.sha256(f"{seed}/{site}/{round_number}/{purpose}".encode()).digest()
+def seed_of(seed: int, site: str, round_number: int) -> int:
+    """A 63-bit seed that depends on run seed, site and round alone, equal on every platform."""
+    digest = hashlib.sha256(f"{seed}/{site}/{round_number}/train".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
@@ -111,7 +111,7 @@ def fit_round(
         should_stop: asked before every batch.
 
     Raises:
-        TrainingError: the data set is empty, or not one step had finite loss and gradients.
+        TrainingError: the data set is empty, or not one step had finite loss and gradients above 0.
         TrainingStoppedError: `should_stop` said so.
     """
     device = next(network.parameters()).device
@@ -137,7 +137,10 @@ def fit_round(
     if not losses:
         raise TrainingError("no training image: the training split is empty")
     if skipped == len(losses):
-        raise TrainingError(f"none of {skipped} steps had finite loss and gradients; lower training.learning_rate")
+        raise TrainingError(
+            f"none of {skipped} steps had finite loss and gradients above 0; lower training.learning_rate, or, where "
+            "the loss is 0, do the targets hold anything that counts?"
+        )
     return RoundResult(len(losses), skipped, images_seen, float(torch.stack(losses).nanmean()))
 
 

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -77,6 +77,7 @@ def check_site(
     settings: VolumeSettings,
     seed: int,
     fractions: tuple[float, float, float] = FRACTIONS,
+    patient: Callable[[str], str] = str,
 ) -> SiteReport:
     """Read every case of a site's folder as training would, and report on all of them.
 
@@ -85,6 +86,7 @@ def check_site(
         settings: size and window of the experiment.
         seed: seed of the experiment, decides the split.
         fractions: of training, validation and test.
+        patient: gives the patient of a case.
 
     Raises:
         DataRootError: if the folder cannot be listed.
@@ -100,7 +102,7 @@ def check_site(
         else:
             reports.append(_case_report(case, pair))
     findings += _duplicates(reports)
-    split = split_cases([report.name for report in reports], seed, fractions)
+    split = split_cases([report.name for report in reports], seed, fractions, patient)
     findings += split.findings
     per_voxel = 1 + (4 if settings.upper_percentile is None else 2)  # uint8 mask, float32 or float16 image
     size = sum(report.shape[0] for report in reports) * settings.height * settings.width * per_voxel

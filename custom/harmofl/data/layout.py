@@ -64,6 +64,7 @@ def find_cases(folder: Path) -> tuple[list[Case], list[Finding]]:
             images[named["stem"].casefold()].append(path)
     cases: list[Case] = []
     findings = [] if images or masks else [_no_cases(folder)]
+    findings += [_not_a_file(path) for path in _entries(folder) if IMAGE_NAME.fullmatch(path.name) and _is_odd(path)]
     findings += [_other_format(suffix, others[suffix]) for suffix in OTHER_FORMATS if others[suffix]]
     for key in sorted(images.keys() | masks.keys(), key=natural_key):
         problem = _pairing_problem(images.get(key, []), masks.get(key, []))
@@ -114,7 +115,12 @@ def _entries(folder: Path) -> list[Path]:
 
 
 def _visible_files(folder: Path) -> Iterator[Path]:
-    return (path for path in _entries(folder) if not path.is_dir())
+    return (path for path in _entries(folder) if not _is_odd(path))
+
+
+def _is_odd(path: Path) -> bool:
+    """A folder, pipe or device; a link to nothing counts as a file, so that reading it says what is wrong."""
+    return path.exists() and not path.is_file()
 
 
 def _stem(path: Path) -> str:
@@ -126,6 +132,11 @@ def _stem(path: Path) -> str:
 def _no_cases(folder: Path) -> Finding:
     mend = "put CaseNN.nii.gz and CaseNN_segmentation.nii.gz directly into it"
     return Finding("error", "no_cases", folder.name, "the folder holds no NIfTI volume", mend)
+
+
+def _not_a_file(path: Path) -> Finding:
+    kind = "a folder" if path.is_dir() else "no regular file"
+    return Finding("error", "not_a_file", path.name, f"is {kind} with the name of a volume", "rename or remove it")
 
 
 def _other_format(suffix: str, count: int) -> Finding:

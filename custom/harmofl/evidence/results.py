@@ -94,6 +94,7 @@ class Results(Record):
     sites_expected: list[str]
     sites_accepted: list[list[str]]
     sites_without_test: list[str]
+    warnings: list[str]
     amplitude: AmplitudeRecord | None
     privacy: str
     model_sha256: dict[str, str]

@@ -1,5 +1,7 @@
 """HarmoFLScatterAndGather: FLARE's rounds, with the amplitude gathered and frozen and a final evaluation."""
 
+from collections.abc import Callable
+
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
@@ -100,6 +102,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         super().handle_event(event_type, fl_ctx)
         if event_type == AppEventType.ROUND_STARTED:
             self.run.refused.clear()
+            self._min_clients = self._needed_sites(with_amplitude=self.run.estimates_in_first_round)
         elif event_type == AppEventType.BEFORE_AGGREGATION:
             try:
                 self._before_aggregation(fl_ctx)
@@ -161,6 +164,13 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         # what was validated in this round is the aggregate of the round before
         self._keep_if_best(record.validation_mean, self._current_round - 1, fl_ctx)
 
+    def _needed_sites(self, *, with_amplitude: bool) -> int:
+        """How many sites a task waits for: the federation's minimum, the amplitude's too until it is frozen."""
+        experiment = self.run.experiment
+        if with_amplitude and self.run.amplitude is None:
+            return max(experiment.federation.minimum_sites, experiment.amplitude.minimum_sites)
+        return experiment.federation.minimum_sites
+
     def _reasons(self, sites: list[str], otherwise: str) -> str:
         return "; ".join(f"{site}: {self.run.refused.get(site, otherwise)}" for site in sites)
 
@@ -175,14 +185,17 @@ class HarmoFLScatterAndGather(ScatterAndGather):
     def _gather_amplitude(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         gathering = AmplitudeGathering(self.run.experiment)
 
-        def received(site: str, update: UpdateMessage) -> None:
+        def received(site: str, update: UpdateMessage) -> bool:
             if update.amplitude is None:
                 self.log_warning(fl_ctx, f"{site}: sends no amplitude; it trains with the global one")
-                return
+                self.run.refused[site] = "sent none"
+                return False
             gathering.add(site, update.amplitude)
             self.run.count_bytes(site, payload_bytes(update))
+            return True
 
-        self._ask(AMPLITUDE_TASK, Shareable(), received, abort_signal, fl_ctx)
+        needed = self._needed_sites(with_amplitude=True)
+        self._ask(AMPLITUDE_TASK, Shareable(), abort_signal, fl_ctx, needed=needed, received=received)
         if not abort_signal.triggered:
             self._freeze(gathering, fl_ctx)
 
@@ -191,10 +204,12 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         sites = sorted(gathering.sites) if gathering else []
         needed = run.experiment.amplitude.minimum_sites
         if gathering is None or len(sites) < needed:
-            missing = self._reasons([site for site in run.expected if site not in sites], "sent none")
+            missing = [site for site in run.expected if site not in sites]
+            silent = "no answer" if run.gathers_before_training else "sent none"
             self.system_panic(
-                f"the amplitude of {len(sites)} sites arrived, {needed} are needed "
-                f"(amplitude.minimum_sites; {missing})",
+                f"the amplitude of {len(sites)} sites arrived, amplitude.minimum_sites is {needed} "
+                f"({self._reasons(missing, silent)}); a site sends none of fewer training cases than "
+                "amplitude.minimum_cases or its own limit",
                 fl_ctx,
             )
             return False
@@ -212,7 +227,13 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             best = {name: value.numpy() for name, value in stored.items()}
         answers: dict[str, UpdateMessage] = {}
         task_data = pack_model(ModelMessage(weights, run.amplitude, best))
-        self._ask(EVALUATE_TASK, task_data, answers.__setitem__, abort_signal, fl_ctx)
+
+        def received(site: str, update: UpdateMessage) -> bool:
+            answers[site] = update
+            return True
+
+        needed = self._needed_sites(with_amplitude=False)
+        self._ask(EVALUATE_TASK, task_data, abort_signal, fl_ctx, needed=needed, received=received)
         if abort_signal.triggered:
             return
         final_score = mean_validation({site: answer.numbers.get("validation") for site, answer in answers.items()})
@@ -222,34 +243,41 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             save_model_file(weights, run, self._current_round, run.folder / BEST_MODEL)
         save_model_file(weights, run, self._current_round, run.folder / FINAL_MODEL)
         self._closing_lines = write_evidence(run, {site: answer.numbers for site, answer in answers.items()})
-        if len(answers) < self._min_clients:
-            self.system_panic(f"evaluation: {len(answers)} sites answered, {self._min_clients} are needed", fl_ctx)
+        if len(answers) < needed:  # the evidence of what was trained is kept, but the job has failed
+            missing = self._reasons([site for site in run.expected if site not in answers], "no answer")
+            self.system_panic(f"evaluation: {len(answers)} sites answered, {needed} are needed ({missing})", fl_ctx)
 
-    def _ask(self, task_name: str, data: Shareable, received, abort_signal: Signal, fl_ctx: FLContext) -> None:  # type: ignore[no-untyped-def]
-        """Send one task to all sites and hand every readable answer to `received`; panics where too few can answer."""
-        failed: set[str] = set()
+    def _ask(
+        self,
+        task_name: str,
+        data: Shareable,
+        abort_signal: Signal,
+        fl_ctx: FLContext,
+        *,
+        needed: int,
+        received: Callable[[str, UpdateMessage], bool],
+    ) -> None:
+        """Send one task to all sites and hand every readable answer to `received`, until it has taken `needed`."""
+        lost: set[str] = set()
 
         def take(client_task: ClientTask, fl_ctx: FLContext) -> None:
             site, result = client_task.client.name, client_task.result
-            if self._note_failure(site, result, fl_ctx):
-                failed.add(site)
-                _wait_for_one_more(client_task.task)
-                if len(self.run.expected) - len(failed) < self._min_clients:
-                    self.system_panic(
-                        f"{task_name}: {', '.join(sorted(failed))} failed, too few sites are left", fl_ctx
-                    )
-                return
-            try:
-                received(site, unpack_update(result))
-            except (ContributionError, MessageError) as error:
-                _wait_for_one_more(client_task.task)
-                self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {error}")
             client_task.result = None
+            try:
+                if not self._note_failure(site, result, fl_ctx) and received(site, unpack_update(result)):
+                    return
+            except (ContributionError, MessageError) as error:
+                self.run.refused[site] = str(error)
+                self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {error}")
+            lost.add(site)
+            if len(self.run.expected) - len(lost) >= needed:  # else nobody is left to wait for
+                _wait_for_one_more(client_task.task)
 
+        self.run.refused.clear()
         self.run.header(self._current_round or self._start_round).attach(data)
         self.broadcast_and_wait(
             task=Task(name=task_name, data=data, timeout=self._train_timeout, result_received_cb=take),
-            min_responses=self._min_clients,
+            min_responses=needed,
             wait_time_after_min_received=self._wait_time_after_min_received,
             fl_ctx=fl_ctx,
             abort_signal=abort_signal,

@@ -1,6 +1,8 @@
 """HarmoFLExecutor: receives a task at a site, lets the participant do it, answers with a result or a reason."""
 
+import logging
 import os
+import traceback
 
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import ReturnCode
@@ -11,7 +13,7 @@ from nvflare.apis.signal import Signal
 import harmofl
 from harmofl.experiment import ExperimentError
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
-from harmofl.flare.site import SiteError, resolve_job, site_config
+from harmofl.flare.site import SiteError, is_simulated, resolve_job, site_config
 from harmofl.flare.wire import (
     AMPLITUDE_TASK,
     EVALUATE_TASK,
@@ -113,10 +115,22 @@ class HarmoFLExecutor(Executor):
             line = f"site {name} ran out of memory; lower training.batch_size or data.height and data.width"
         else:
             code, line = "internal_error", f"site {name} failed in {task_name} ({type(error).__name__}); see its log"
-            self.log_exception(fl_ctx, f"{task_name} failed")
-        detail = getattr(error, "detail", "") or (str(error) if isinstance(error, DataRootError) else "")
-        self.log_error(fl_ctx, f"{line}{' | ' + detail if detail else ''}")
+        self._log_detail(error, code == "internal_error", fl_ctx)
+        self.log_error(fl_ctx, line)
         return error_reply(code, line)
+
+    def _log_detail(self, error: Exception, unexpected: bool, fl_ctx: FLContext) -> None:
+        """Log what may name files or patients where it stays at the site.
+
+        FLARE's client kits stream error_log.txt, which takes errors, to the server: there it is a warning.
+        """
+        from harmofl.data.findings import DataRootError
+
+        if not unexpected and not isinstance(error, DataRootError):
+            return
+        trace = "\n" + "".join(traceback.format_exception(error)) if unexpected else ""
+        level = logging.ERROR if is_simulated(fl_ctx) else logging.WARNING
+        self.logger.log(level, f"{fl_ctx.get_identity_name()}: {error}{trace}")
 
 
 def _demo_difference(site: str, server_demo: bool) -> str:

@@ -1,6 +1,7 @@
 """What a site computes for each task: amplitude statistic, one round of training, evaluation."""
 
 import math
+import os
 import time
 from collections.abc import Callable
 from functools import cached_property
@@ -88,16 +89,24 @@ class Participant:
             raise SiteError("no_gpu", f"site {self._site.name} asks for a GPU and has none; set device to auto or cpu")
         return torch.device(self._site.device)
 
+    def _make_deterministic(self) -> None:
+        """Let CUDA choose repeatable kernels; the few that have none warn and go on."""
+        if self.device.type == "cuda":
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.backends.cudnn.benchmark = False
+            torch.use_deterministic_algorithms(True, warn_only=True)
+
     def estimate_amplitude(self) -> UpdateMessage:
         """The exact mean of the training images' amplitude statistics (estimation `before_training`)."""
         statistic = self._exact_statistic()
         self._state.save_once("amplitude", {"own": torch.as_tensor(statistic.values), "images": statistic.images})
-        sent = statistic if self._may_send_amplitude() else None
+        sent = statistic if self._may_send(statistic) else None
         return UpdateMessage(amplitude=sent, numbers=self._counts())
 
     def train(self, round_number: int, received: ModelMessage) -> UpdateMessage:
         """Score the received model on validation data, train it for one round, answer with the difference."""
         started = time.monotonic()
+        self._make_deterministic()
         experiment, settings = self._experiment, self._experiment.training
         network = self._network(received.weights)
         normalization = self._normalization(received.amplitude)
@@ -189,15 +198,21 @@ class Participant:
             return None
         statistic = AmplitudeStatistic(local.cpu().numpy(), normalization.local_images)
         self._state.save_once("amplitude", {"own": local.cpu(), "images": statistic.images})
-        return statistic if self._may_send_amplitude() else None
+        return statistic if self._may_send(statistic) else None
 
-    def _may_send_amplitude(self) -> bool:
-        """The mean amplitude of few cases is close to an image: the stricter of the site's and the job's minimum."""
+    def _may_send(self, statistic: AmplitudeStatistic) -> bool:
+        """The mean amplitude of few is close to an image: the stricter of the site's and the job's minimum holds.
+
+        It counts for training patients and, since a first batch may be smaller than that, for images.
+        """
         needed = max(self._experiment.amplitude.minimum_cases, self._site.minimum_cases)
-        cases = self.data.cases["training"]
-        if cases < needed:
-            self._logger.warning(f"amplitude not sent: {cases} training cases, at least {needed} are needed")
-        return cases >= needed
+        patients = self.data.training_patients
+        if min(patients, statistic.images) >= needed:
+            return True
+        self._logger.warning(
+            f"amplitude not sent: {statistic.images} images of {patients} training patients, {needed} are needed"
+        )
+        return False
 
     def _restore(self, optimizer: WeightPerturbation, round_number: int) -> None:
         if not self._experiment.training.keep_moments or round_number == 0:

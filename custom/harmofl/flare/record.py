@@ -72,7 +72,7 @@ def write_evidence(run: ServerRun, answers: dict[str, dict[str, Any]]) -> list[s
     write_report(results, run.rounds, run.folder / REPORT_FILE)
     return (
         _table(results)
-        + _warnings(run)
+        + [f"WARNING: {warning}" for warning in results.warnings]
         + [
             f"{label} {run.folder / name}"
             for label, name in (
@@ -92,6 +92,7 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
     means = {site: result.test[key].mean for site, result in sites.items() if key in result.test}
     defined = {site: mean for site, mean in means.items() if mean is not None}
     worst = min(defined, key=lambda site: (defined[site], site)) if defined else None
+    untested = [site for site in run.expected if site not in defined]
     best, untrained = score_text(run.best_score), score_text(_untrained_score(run))
     return Results(
         format=1,
@@ -111,7 +112,8 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
         worst_site=WorstSite(site=worst, mean=defined[worst]) if worst else None,
         sites_expected=run.expected,
         sites_accepted=[record.sites_accepted for record in run.rounds],
-        sites_without_test=[site for site in run.expected if site not in defined],
+        sites_without_test=untested,
+        warnings=_warnings(run, untested),
         amplitude=AmplitudeRecord(sites=run.amplitude_sites, images=run.amplitude.images) if run.amplitude else None,
         privacy="no formal guarantee: no noise is added; weight differences and one mean amplitude leave a site",
         model_sha256={name: _sha256(run.folder / name) for name in (BEST_MODEL, FINAL_MODEL)},
@@ -120,14 +122,22 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
     )
 
 
-def _warnings(run: ServerRun) -> list[str]:
+def _warnings(run: ServerRun, sites_without_test: list[str]) -> list[str]:
+    """What a reader of the scores must know."""
+    warnings = []
+    if run.experiment.data.split == "as_published":
+        warnings.append(
+            "split as_published: training and test share patients, so the test scores are higher than on new patients"
+        )
     untrained = _untrained_score(run)
-    if untrained is None or run.best_score is None or run.best_score > untrained:
-        return []
-    return [
-        f"WARNING: no model scores better on validation than the untrained one ({score_text(run.best_score)} against "
-        f"{score_text(untrained)}); more rounds or another training.learning_rate may help"
-    ]
+    if untrained is not None and run.best_score is not None and run.best_score <= untrained:
+        warnings.append(
+            f"no model scores better on validation than the untrained one ({score_text(run.best_score)} against "
+            f"{score_text(untrained)}); more rounds or another training.learning_rate may help"
+        )
+    if sites_without_test:
+        warnings.append(f"no test score from {', '.join(sites_without_test)}")
+    return warnings
 
 
 def _untrained_score(run: ServerRun) -> float | None:

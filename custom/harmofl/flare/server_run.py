@@ -3,6 +3,7 @@
 import shutil
 import time
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,11 +12,13 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.app_constant import DefaultCheckpointFileName
 
+from harmofl.data.findings import DataRootError
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError, resolve
-from harmofl.flare.site import read_job_settings, server_wants_demo
+from harmofl.flare.site import read_job_settings, server_wants_demo, simulated_data_root
 from harmofl.flare.state import Checkpoint, StateError
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
+from harmofl.tasks import load_task
 
 FINAL_MODEL, BEST_MODEL = DefaultCheckpointFileName.GLOBAL_MODEL, DefaultCheckpointFileName.BEST_GLOBAL_MODEL
 
@@ -109,6 +112,7 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     demo = server_wants_demo(settings, fl_ctx)
     experiment = resolve(settings, demo=demo)
     folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
+    _refuse_shared_folders(experiment, {site: simulated_data_root(site, fl_ctx) for site in expected})
     run = ServerRun(experiment, demo, folder, sorted(expected))
     if experiment.federation.resume_from:
         path = Path(experiment.federation.resume_from)
@@ -116,6 +120,24 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
         _take_best_model(path.with_name(BEST_MODEL), run)
     fl_ctx.set_prop(_KEY, run, private=True, sticky=True)
     return run
+
+
+def _refuse_shared_folders(experiment: Experiment, roots: Mapping[str, Path | None]) -> None:
+    """In simulation the server sees what the sites see: two that would read one folder are a mistake."""
+    task = load_task(experiment)
+    taken: dict[Path, str] = {}
+    for site, root in roots.items():
+        if root is None:
+            continue
+        try:
+            folder = task.locate(root, site, experiment).resolve()
+        except DataRootError:
+            continue  # the site itself says so
+        if folder in taken:
+            raise ExperimentError(
+                f"sites {taken[folder]} and {site} would both read {folder}; give each a folder of its own"
+            )
+        taken[folder] = site
 
 
 def _take_best_model(path: Path, run: ServerRun) -> None:

@@ -14,16 +14,16 @@ from harmofl.experiment import FILE_NAME, Experiment, read_settings, resolve
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
+MINIMUM_CASES = 5  # a mean amplitude of fewer patients does not leave a hospital that has not said otherwise
 
 
 class SiteError(RuntimeError):
     """A site cannot do what was asked; `code` and the message may leave the site, so neither holds paths or names."""
 
-    def __init__(self, code: str, message: str, detail: str = "") -> None:
-        """Keep what the server may know (`code`, `message`) apart from what only the site's log may hold (`detail`)."""
+    def __init__(self, code: str, message: str) -> None:
+        """Keep both."""
         super().__init__(message)
         self.code = code
-        self.detail = detail
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class SiteConfig:
     device: str = "auto"
     workers: int = 0
     threads: int | None = None
-    minimum_cases: int = 1
+    minimum_cases: int = MINIMUM_CASES
 
     @property
     def demo(self) -> bool:
@@ -62,6 +62,14 @@ def read_job_settings(fl_ctx: FLContext) -> dict[str, Any]:
 def server_wants_demo(settings: Mapping[str, Any], fl_ctx: FLContext) -> bool:
     """True where a simulated run has no data root: neither the environment nor the job names one."""
     return is_simulated(fl_ctx) and not os.environ.get(DATA_ROOT_VARIABLE) and not _simulated_root(settings)
+
+
+def simulated_data_root(site: str, fl_ctx: FLContext) -> Path | None:
+    """The data root of a simulated site; None for a demo and outside simulation."""
+    if not is_simulated(fl_ctx):
+        return None
+    root = os.environ.get(DATA_ROOT_VARIABLE) or _simulated_root(read_job_settings(fl_ctx))
+    return Path(root.replace("{SITE_NAME}", site)) if root else None
 
 
 def resolve_job(fl_ctx: FLContext, demo: bool) -> Experiment:
@@ -101,7 +109,7 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
         device=str(scope.get("device", "auto")),
         workers=int(scope.get("workers", 0)),
         threads=int(scope["threads"]) if "threads" in scope else _simulated_threads() if simulated else None,
-        minimum_cases=int(scope.get("minimum_cases", 1)),
+        minimum_cases=int(scope.get("minimum_cases", 1 if simulated else MINIMUM_CASES)),
     )
 
 

@@ -1,7 +1,7 @@
 """One module a task: which reader, network, loss and scores."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -30,7 +30,7 @@ class SiteData:
     findings: "list[Finding]"
     cases: dict[str, int]
     skipped: dict[str, int]
-    spacing: dict[str, Any] = field(default_factory=dict)
+    training_patients: int
 
 
 @dataclass(frozen=True)

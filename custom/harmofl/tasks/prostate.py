@@ -64,10 +64,11 @@ class ProstateTask:
         else:
             training, validation, test, more = self._split_cases(volumes, experiment)
         findings += more
-        used = len(training.volumes) - len(training.without_window)
-        counts = {"training": used, "validation": len(validation), "test": len(test)}
+        used = {volume.name for volume in training.volumes} - set(training.without_window)
+        counts = {"training": len(used), "validation": len(validation), "test": len(test)}
+        patients = len({experiment.data.patient_of(name) for name in used})
         skipped = Counter(finding.code for finding in findings if finding.severity == "error")
-        return SiteData(training, validation, test, findings, counts, dict(skipped))
+        return SiteData(training, validation, test, findings, counts, dict(skipped), patients)
 
     def evaluate(self, predict: Predict, split: list["ScoredVolume"]) -> Evaluation:
         """Foreground Dice of each case as a volume; beside it the slice-wise two-class Dice of the released code."""
@@ -93,7 +94,9 @@ class ProstateTask:
 
     def _split_cases(self, volumes: list[Volume], experiment: "Experiment") -> Any:
         data = experiment.data
-        split: Split[str] = split_cases([volume.name for volume in volumes], experiment.seed, data.fractions)
+        split: Split[str] = split_cases(
+            [volume.name for volume in volumes], experiment.seed, data.fractions, data.patient_of
+        )
         part = {name: [v for v in volumes if v.name in set(getattr(split, name))] for name in ("train", "val", "test")}
         scored = [[ScoredVolume(volume) for volume in part[name]] for name in ("val", "test")]
         return SliceWindows(part["train"], data.slices), *scored, list(split.findings)

@@ -134,7 +134,16 @@ def test_sites_with_other_pixels_are_a_warning(tmp_path: Path, job: Path, capsys
 
 def test_few_cases_send_no_amplitude(sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(sites_root, job, "--site", "HK", "--set", "amplitude.minimum_cases=2") == 0
-    assert "warning: site: 1 training cases, amplitude.minimum_cases is 2" in capsys.readouterr().out
+    assert "warning: site: training patients: 1, amplitude.minimum_cases is 2" in capsys.readouterr().out
+
+
+def test_a_job_that_would_get_too_few_amplitudes_is_an_error(
+    sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(sites_root, job, "--set", "amplitude.minimum_cases=2") == 1
+    out = capsys.readouterr().out
+    assert "0 of 2 sites send an amplitude, amplitude.minimum_sites is 2: the job fails" in out
+    assert run(sites_root, job, "--set", "amplitude.minimum_cases=2", "--set", "amplitude.region=off") == 0
 
 
 def test_a_split_by_slices_is_reported_as_such(sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -86,3 +86,51 @@ def test_a_workspace_around_the_data_is_refused(job: Path, tmp_path: Path, capsy
     assert main(["simulate", str(job), "--workspace", "old", "--data", "old/data"]) == 2
     assert "every run empties the workspace" in capsys.readouterr().err
     assert (tmp_path / "old/data/HK").is_dir()
+
+
+@pytest.mark.parametrize("kept", ["checkpoint", "state"])
+def test_a_workspace_that_holds_what_the_run_goes_on_from_is_refused(
+    job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], kept: str
+) -> None:
+    for made in ("old/startup", "old/server/simulate_job"):
+        (tmp_path / made).mkdir(parents=True)
+    (tmp_path / "old/server/log.txt").touch()
+    checkpoint = tmp_path / "old/server/simulate_job/FL_global_model.pt"
+    checkpoint.touch()
+    extra = ["--set", f"federation.resume_from={checkpoint}"] if kept == "checkpoint" else []
+    if kept == "state":
+        monkeypatch.setenv("HARMOFL_STATE_ROOT", str(tmp_path / "old/state"))
+    assert main(["simulate", str(job), "--workspace", "old", *extra]) == 2
+    assert "every run empties the workspace; name another" in capsys.readouterr().err
+    assert checkpoint.is_file()
+
+
+def test_a_checkpoint_by_a_relative_path_is_refused(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", str(job), "--set", "federation.resume_from=FL_global_model.pt"]) == 2
+    assert "give an absolute one" in capsys.readouterr().err
+
+
+def test_a_workspace_inside_the_data_is_refused(
+    job: Path, sites_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(sites_root)
+    assert main(["simulate", str(job), "--data", "."]) == 2
+    assert "which is never written to; name another" in capsys.readouterr().err
+    assert not (sites_root / "simulator_workspace").exists()
+
+
+def test_a_workspace_that_cannot_be_made_is_refused(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    assert main(["simulate", str(job), "--workspace", "file/below"]) == 2
+    assert "file/below: cannot be written (Not a directory); name another folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["meta.json", "app/config/experiment.json"])
+def test_text_that_is_not_utf8_is_named(
+    job: Path, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (job / name).write_bytes(b'{"name": "Universit\xe4t"}')
+    assert main(["simulate", str(job)]) == 2
+    assert f"{name}: is not UTF-8 text; save it as UTF-8" in capsys.readouterr().err

@@ -137,6 +137,12 @@ def test_an_undefined_test_score_is_no_failure(workspace: Path) -> None:
             "ServerRunner - ERROR - [a] - Aborting current RUN due to FATAL_SYSTEM_ERROR received: experiment.json: no",
             "server: experiment.json: no",
         ),
+        (
+            "server",
+            "ServerRunner - ERROR - [a] - Aborting current RUN due to FATAL_SYSTEM_ERROR received: "
+            "the amplitude of 0 sites arrived (BIDMC: sent none; HK: sent none)",
+            "server: the amplitude of 0 sites arrived (BIDMC: sent none; HK: sent none)",
+        ),
     ],
 )
 def test_the_first_error_of_a_failed_run_names_its_site(workspace: Path, place: str, line: str, shown: str) -> None:

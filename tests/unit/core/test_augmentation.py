@@ -89,6 +89,25 @@ def test_labels_of_whole_images_stay():
     assert not torch.equal(moved, images)
 
 
+@pytest.mark.parametrize("kind", [torch.int64, torch.uint8])
+@pytest.mark.parametrize(("height", "width"), [(9, 9), (6, 10)])
+def test_pixels_left_out_stay_with_their_image_exactly(kind, height, width):
+    # 255 is no class: an average with a neighbor would be found as another number, a shift by what the image holds
+    draw = torch.Generator().manual_seed(5)
+    masks = torch.tensor([0, 1, 4, 255])[torch.randint(4, (32, height, width), generator=draw)].to(kind)
+    moved, moved_masks = flip_and_rotate(masks.float().unsqueeze(1), masks, generator(2))
+    assert moved_masks.dtype == kind
+    assert moved_masks.unique().tolist() == [0, 1, 4, 255]
+    assert torch.equal(moved[:, 0], moved_masks.float())
+    assert torch.equal((moved_masks == 255).sum((1, 2)), (masks == 255).sum((1, 2)))
+
+
+def test_labels_and_masks_move_their_images_alike():
+    images, masks = planes(16, 6, 6, channels=3)
+    with_masks, with_labels = (flip_and_rotate(images, t, generator(4))[0] for t in (masks, torch.arange(16)))
+    assert torch.equal(with_masks, with_labels)
+
+
 def test_type_and_memory_format_are_kept():
     images, masks = planes(4, 4, 4, channels=3)
     half = images.half().contiguous(memory_format=torch.channels_last)

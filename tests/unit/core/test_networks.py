@@ -20,7 +20,7 @@ SUPPORTED = [pair for pair, shape in TABLE.items() if shape]
 
 
 def small(name="unet", norm="instance", seed=0, class_prior=(0.5, 0.5)):
-    return build_network(name, 3, class_prior, width=4 if name == "unet" else 32, norm=norm, seed=seed)
+    return build_network(name, 3, class_prior, width=4, norm=norm, seed=seed)
 
 
 def images(count, size=64, seed=0):
@@ -48,6 +48,42 @@ def test_parameters_of_a_unet_by_hand():
 
     assert count(32) == 7_783_458
     assert sum(parameter.numel() for parameter in small().parameters()) == count(4)
+
+
+def densenet(width, norm="batch"):
+    return build_network("densenet121", 3, (0.5, 0.5), width=width, norm=norm, seed=0)
+
+
+@pytest.mark.parametrize("norm", ["instance", "batch"])
+def test_densenet121_of_width_32_is_the_published_one(norm):
+    # Torchvision's has 7,978,856 with 1000 classes; two classes on 1024 features: less 1024 * 1000 + 1000 and plus
+    # 1024 * 2 + 2. MONAI's own defaults give the same shapes.
+    network = densenet(32, norm)
+    assert sum(parameter.numel() for parameter in network.parameters()) == 7_978_856 - 1_025_000 + 2_050
+    published = DenseNet121(2, 3, 2, norm=(norm, {"affine": True})).state_dict()
+    assert {name: value.shape for name, value in network.state_dict().items()} == {
+        name: value.shape for name, value in published.items()
+    }
+
+
+@pytest.mark.parametrize("width", [4, 5, 8])
+def test_parameters_of_a_densenet_by_hand(width):
+    # Growth rate k, 2k features from a 7 x 7 convolution of 3 channels and a norm layer. A dense layer on c channels:
+    # norm 2c, 1 x 1 to 4k, norm 8k, 3 x 3 to k. After each block but the last, norm and 1 x 1 to half the channels.
+    # Last: norm and a linear layer to 2 classes. No convolution has a bias. The channels after each block are
+    # 8k, 16k, 32k, 32k, always even, so that any growth rate can be halved.
+    k = width
+    total, channels = 3 * 49 * 2 * k + 4 * k, 2 * k
+    for layers in (6, 12, 24, 16):
+        for _ in range(layers):
+            total += 2 * channels + channels * 4 * k + 8 * k + 9 * 4 * k * k
+            channels += k
+        if layers != 16:
+            total += 2 * channels + channels * channels // 2
+            channels //= 2
+    assert channels == 32 * k
+    total += 2 * channels + 2 * channels + 2
+    assert sum(parameter.numel() for parameter in densenet(width).parameters()) == total
 
 
 @pytest.mark.parametrize(("name", "norm"), SUPPORTED)
@@ -83,8 +119,8 @@ def test_the_combination_that_monai_cannot_build_is_refused_with_the_mend():
 def test_unknown_names_and_widths_are_refused():
     with pytest.raises(ValueError, match="network.name: 'resnet' is none of unet, densenet121"):
         small("resnet")
-    with pytest.raises(ValueError, match="network.width"):
-        build_network("densenet121", 3, (0.5, 0.5), width=16, norm="batch", seed=0)
+    with pytest.raises(ValueError, match="network.width: DenseNet121 needs a growth rate of at least 4, not 3"):
+        build_network("densenet121", 3, (0.5, 0.5), width=3, norm="batch", seed=0)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from monai.metrics.meandice import DiceMetric
 
-from harmofl.core.scores import case_dice, predicted_classes, published_dice, summarize
+from harmofl.core.scores import case_dice, image_dice, predicted_classes, published_dice, summarize
 
 
 def case(*slices):
@@ -84,6 +84,51 @@ def test_case_dice_is_symmetric_and_bounded(first, second):
     assert (score == 1) == (first == second)
     if first:
         assert score == case_dice(*reversed(masks))
+
+
+# Classes 0 to 2 of 3 x 3 pixels, the last column left out but for one pixel.
+FOUND = torch.tensor([[1, 1, 2], [2, 0, 1], [0, 0, 2]])
+TARGET = torch.tensor([[1, 2, 255], [2, 0, 255], [1, 0, 2]])
+
+
+def test_image_dice_by_hand():
+    # Of the seven that count: class 1 is found at two, true at two, one in common: 2 / 4. Class 2: found at two, true
+    # at three, two in common: 4 / 5. Foreground: found at four, true at five, four in common: 8 / 9.
+    assert image_dice(FOUND, TARGET, label=1, ignored=255) == pytest.approx(2 / 4)
+    assert image_dice(FOUND, TARGET, label=2, ignored=255) == pytest.approx(4 / 5)
+    assert image_dice(FOUND, TARGET, ignored=255) == pytest.approx(8 / 9)
+
+
+@pytest.mark.parametrize("label", [None, 0, 1, 2])
+def test_what_is_predicted_at_pixels_left_out_does_not_score(label):
+    for number in range(3):
+        other = torch.where(TARGET == 255, number, FOUND)
+        assert image_dice(other, TARGET, label=label, ignored=255) == image_dice(
+            FOUND, TARGET, label=label, ignored=255
+        )
+
+
+def test_image_dice_is_undefined_where_neither_holds_the_class_and_zero_where_one_does():
+    blank = torch.zeros_like(TARGET)
+    assert image_dice(FOUND, blank, label=1, ignored=255) == 0.0
+    assert image_dice(blank, TARGET, label=1, ignored=255) == 0.0
+    assert image_dice(blank, TARGET, ignored=255) == 0.0
+    assert math.isnan(image_dice(FOUND, TARGET, label=3, ignored=255))
+    assert math.isnan(image_dice(blank, blank, ignored=255))
+    # predicted at pixels left out only
+    assert math.isnan(image_dice(FOUND, torch.full_like(TARGET, 255), ignored=255))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_image_dice_equals_monai_on_the_pixels_that_count(seed):
+    generator = torch.Generator().manual_seed(seed)
+    predicted = torch.randint(4, (17, 13), generator=generator).to(torch.uint8)
+    true = torch.tensor([0, 1, 2, 3, 255])[torch.randint(5, (17, 13), generator=generator)]
+    counted = true != 255
+    for label in range(1, 4):
+        planes = [(plane[counted] == label)[None, None, None] for plane in (predicted, true)]
+        expected = float(DiceMetric(reduction="none")(*planes))
+        assert image_dice(predicted, true, label=label, ignored=255) == pytest.approx(expected, abs=1e-6)
 
 
 def test_the_interval_is_student_s():

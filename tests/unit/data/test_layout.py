@@ -1,3 +1,4 @@
+import os
 from pathlib import Path
 
 import pytest
@@ -131,3 +132,12 @@ def test_dicom_is_answered_with_the_conversion(tmp_path: Path, place: str, name:
     assert "DICOM" in str(caught.value)
     assert "dcm2niix -z y" in str(caught.value)
     assert "CaseNN_segmentation.nii.gz" in str(caught.value)
+
+
+def test_a_folder_or_pipe_with_a_volumes_name_is_named(tmp_path: Path) -> None:
+    (tmp_path / "Case01.nii.gz").mkdir()
+    os.mkfifo(tmp_path / "Case02.nii.gz")
+    _, findings = find_cases(tmp_path)
+    found = {finding.subject: finding for finding in findings if finding.code == "not_a_file"}
+    assert set(found) == {"Case01.nii.gz", "Case02.nii.gz"}
+    assert "a folder" in found["Case01.nii.gz"].message and "no regular file" in found["Case02.nii.gz"].message

@@ -62,6 +62,7 @@ def results(written: dict[str, Any]) -> Results:
             "sites_expected": ["EMPTY", "HEALTHY", "SILENT"],
             "sites_accepted": [["HEALTHY", "EMPTY"], ["HEALTHY"]],
             "sites_without_test": ["EMPTY", "SILENT"],
+            "warnings": ["no test score from EMPTY, SILENT"],
             "amplitude": {"sites": ["HEALTHY"], "images": 40},
             "privacy": "no formal guarantee",
             "model_sha256": {"FL_global_model.pt": "0" * 64},

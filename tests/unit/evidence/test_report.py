@@ -133,3 +133,16 @@ def test_the_page_is_replaced_as_a_whole(results, rounds, tmp_path, monkeypatch)
         write_report(results, [None], path)  # type: ignore[list-item]
     assert path.read_text(encoding="utf-8") == "old"
     assert [held.name for held in tmp_path.iterdir()] == ["report.html"]
+
+
+def test_warnings_stand_above_the_scores_and_a_leaking_split_is_not_called_unseen(results, rounds, tmp_path):
+    leaking = results.model_copy(deep=True)
+    leaking.warnings = ["split as_published: training and test share patients"]
+    leaking.experiment["data"]["split"] = "as_published"
+    texts = []
+    for run in (results, leaking):
+        write_report(run, rounds, tmp_path / "report.html")
+        texts.append((tmp_path / "report.html").read_text())
+    assert "cases that no training saw" in texts[0] and "patients that training saw too" not in texts[0]
+    assert "cases that no training saw" not in texts[1] and "patients that training saw too" in texts[1]
+    assert texts[1].index("Split as_published") < texts[1].index("Test scores by site")

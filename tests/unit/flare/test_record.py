@@ -222,3 +222,17 @@ def test_the_record_survives_a_checkpoint(run):
     assert kept["best_round"] == 1
     assert len(kept["rounds"]) == 3
     assert kept["bytes_sent"]["A"] == {"weights": 100, "amplitude": 8}
+
+
+def test_what_a_reader_must_know_is_in_the_results(run, numbers):
+    run.experiment = run.experiment.model_copy(
+        update={"data": run.experiment.data.model_copy(update={"split": "as_published"})}
+    )
+    results, lines = written_results(run, {"A": evaluation("A", numbers), "B": evaluation("B", numbers)})
+    assert [warning.split(":")[0].split(" from ")[0] for warning in results.warnings] == [
+        "split as_published",
+        "no model scores better on validation than the untrained one (0.250 against 0.250); more rounds or another "
+        "training.learning_rate may help",
+        "no test score",
+    ]
+    assert [line for line in lines if line.startswith("WARNING")] == [f"WARNING: {text}" for text in results.warnings]

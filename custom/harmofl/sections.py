@@ -1,0 +1,51 @@
+"""Sections of settings: strict, frozen, and with errors in one line that a person can act on."""
+
+import json
+from collections.abc import Iterable
+from difflib import get_close_matches
+from typing import Any, get_args
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+
+class ExperimentError(ValueError):
+    """An experiment that cannot be used; the message is one line a person can act on."""
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, unknown keys refused, no silent conversion of types."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+
+def first_problem(error: ValidationError, section: type[BaseModel], prefix: str = "") -> str:
+    """One line for the first problem: key (below `prefix`), value, what is allowed."""
+    problem = error.errors()[0]
+    key = prefix + ".".join(str(part) for part in problem["loc"]) or "experiment"
+    if problem["type"] == "extra_forbidden":
+        return f"{key}: unknown setting (value {_short(problem['input'])}){nearest(key, _known_keys(section, prefix))}"
+    if problem["type"] == "missing":
+        return f"{key}: is missing"
+    value = "" if isinstance(problem["input"], dict) else f", not {_short(problem['input'])}"
+    return f"{key}: {problem['msg'].removeprefix('Value error, ')}{value}"
+
+
+def _short(value: Any) -> str:
+    text = json.dumps(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _known_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
+    keys = []
+    for name, field in section.model_fields.items():
+        keys.append(prefix + name)
+        for inner in (field.annotation, *get_args(field.annotation)):
+            if isinstance(inner, type) and issubclass(inner, BaseModel):
+                keys += _known_keys(inner, f"{prefix}{name}.")
+    return keys
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """A question with the known name that is nearest, empty where none is near."""
+    matches = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
+    return f"; did you mean '{matches[0]}'?" if matches else ""

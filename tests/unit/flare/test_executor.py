@@ -1,0 +1,79 @@
+"""What a site tells the server about a failure, and what it keeps to itself."""
+
+import logging
+from typing import Any
+
+import pytest
+import torch
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
+from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+
+from harmofl.core.training import TrainingError, TrainingStoppedError
+from harmofl.data.findings import DataRootError
+from harmofl.experiment import ExperimentError
+from harmofl.flare.executor import HarmoFLExecutor
+from harmofl.flare.site import SiteError
+from harmofl.flare.wire import MessageError, read_error
+
+SECRET = "/data/Jane_Doe.nii.gz"
+
+
+@pytest.fixture(params=[False, True], ids=["hospital", "simulated"])
+def fl_ctx(request: pytest.FixtureRequest) -> FLContext:
+    context = FLContextManager(None, "HK", "job", {}, {}).new_context()
+    context.set_prop(ReservedKey.IDENTITY_NAME, "HK")
+    context.set_prop(FLContextKey.SIMULATE_MODE, request.param)
+    return context
+
+
+def failing(error: BaseException) -> HarmoFLExecutor:
+    executor = HarmoFLExecutor()
+
+    def perform(*_: Any) -> Shareable:
+        raise error
+
+    executor._perform = perform  # type: ignore[method-assign]
+    return executor
+
+
+@pytest.mark.parametrize(
+    ("error", "code", "part"),
+    [
+        (SiteError("no_data", "site HK has no case"), "no_data", "site HK has no case"),
+        (DataRootError(f"{SECRET} is missing"), "data_root", "its data folder cannot be used"),
+        (TrainingError("lower training.learning_rate"), "TrainingError", "lower training.learning_rate"),
+        (MessageError("no header"), "MessageError", "no header"),
+        (ExperimentError("data.height: is missing"), "ExperimentError", "data.height"),
+        (torch.OutOfMemoryError(SECRET), "out_of_memory", "lower training.batch_size"),
+        (MemoryError(), "out_of_memory", "lower training.batch_size"),
+        (RuntimeError(f"{SECRET} is broken"), "internal_error", "failed in train (RuntimeError)"),
+        (FileNotFoundError(2, "No such file", SECRET), "internal_error", "failed in train (FileNotFoundError)"),
+    ],
+    ids=lambda value: type(value).__name__ if isinstance(value, BaseException) else "",
+)
+def test_a_failure_leaves_as_a_code_and_a_line_without_names(
+    fl_ctx: FLContext, caplog: pytest.LogCaptureFixture, error: Exception, code: str, part: str
+) -> None:
+    reply = failing(error).execute("train", Shareable(), fl_ctx, Signal())
+    assert reply.get_return_code() == ReturnCode.EXECUTION_EXCEPTION
+    told, line = read_error(reply)
+    assert told == code and part in line and "\n" not in line
+    assert "Jane_Doe" not in str(dict(reply))
+    if SECRET in str(error) and code != "out_of_memory":
+        assert SECRET in caplog.text, "the site itself must be able to find out"
+    if not fl_ctx.get_prop(FLContextKey.SIMULATE_MODE):
+        # FLARE's kits stream error_log.txt, which takes errors and worse, to the server
+        errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
+        assert errors and not any("Jane_Doe" in message for message in errors)
+
+
+def test_a_stopped_task_is_no_failure(fl_ctx: FLContext) -> None:
+    reply = failing(TrainingStoppedError("stopped")).execute("train", Shareable(), fl_ctx, Signal())
+    assert reply.get_return_code() == ReturnCode.TASK_ABORTED
+
+
+def test_an_unknown_task_is_said_to_be_unknown(fl_ctx: FLContext) -> None:
+    reply = HarmoFLExecutor().execute("validate", Shareable(), fl_ctx, Signal())
+    assert reply.get_return_code() == ReturnCode.TASK_UNKNOWN

@@ -1,0 +1,84 @@
+"""Where a site's data comes from, and what a hospital has set against what a job asks for."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey
+from nvflare.apis.fl_context import FLContext, FLContextManager
+
+from harmofl.flare import site as module
+from harmofl.flare.site import SiteError, simulated_data_root, site_config
+
+
+class Workspace:
+    """As much of FLARE's workspace as a site's settings need."""
+
+    def get_root_dir(self) -> str:
+        return "/kit"
+
+
+@pytest.fixture
+def context(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A site's context; `settings` is what experiment.json says."""
+    for variable in ("HARMOFL_DATA_ROOT", "HARMOFL_STATE_ROOT", "OMP_NUM_THREADS"):
+        monkeypatch.delenv(variable, raising=False)
+
+    def make(
+        *, simulated: bool, scope: dict[str, Any] | None = None, settings: dict[str, Any] | None = None
+    ) -> FLContext:
+        fl_ctx = FLContextManager(None, "HK", "job", {}, {}).new_context()
+        fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "HK")
+        fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, simulated)
+        fl_ctx.set_prop(FLContextKey.WORKSPACE_OBJECT, Workspace())
+        fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, scope or {})
+        monkeypatch.setattr(module, "read_job_settings", lambda _: settings or {})
+        return fl_ctx
+
+    return make
+
+
+def test_the_environment_comes_before_the_scope_and_the_scope_before_the_job(context: Any, monkeypatch: Any) -> None:
+    job = {"data": {"simulated_root": "/job/{SITE_NAME}"}}
+    assert site_config(context(simulated=True, settings=job)).data_root == Path("/job/HK")
+    scoped = context(simulated=True, settings=job, scope={"data_root": "/scope"})
+    assert site_config(scoped).data_root == Path("/scope")
+    monkeypatch.setenv("HARMOFL_DATA_ROOT", "/environment")
+    assert site_config(scoped).data_root == Path("/environment")
+
+
+def test_a_job_never_chooses_a_path_at_a_real_site(context: Any) -> None:
+    with pytest.raises(SiteError, match="site HK has no data: set HARMOFL_DATA_ROOT") as caught:
+        site_config(context(simulated=False, settings={"data": {"simulated_root": "/etc"}}))
+    assert caught.value.code == "no_data_root"
+    assert site_config(context(simulated=True)).demo, "in simulation the same site runs the demo"
+
+
+def test_a_relative_data_root_is_refused_without_its_name(context: Any) -> None:
+    with pytest.raises(SiteError) as caught:
+        site_config(context(simulated=False, scope={"data_root": "patients/Jane"}))
+    assert caught.value.code == "relative_data_root" and "Jane" not in str(caught.value)
+
+
+def test_a_hospital_keeps_the_amplitude_of_fewer_than_five_unless_it_says_otherwise(context: Any) -> None:
+    root = {"data_root": "/data"}
+    assert site_config(context(simulated=False, scope=root)).minimum_cases == 5
+    assert site_config(context(simulated=False, scope={**root, "minimum_cases": 20})).minimum_cases == 20
+    assert site_config(context(simulated=True)).minimum_cases == 1, "one machine holds all data, nothing leaves"
+
+
+def test_what_the_scope_sets(context: Any, monkeypatch: Any) -> None:
+    scope = {"data_root": "/data", "device": "cuda:1", "workers": 4, "threads": 8}
+    config = site_config(context(simulated=False, scope=scope))
+    assert (config.device, config.workers, config.threads) == ("cuda:1", 4, 8)
+    assert config.state_root == Path("/kit/harmofl")
+    monkeypatch.setenv("HARMOFL_STATE_ROOT", "/state")
+    assert site_config(context(simulated=False, scope=scope)).state_root == Path("/state/HK")
+
+
+def test_the_server_of_a_simulation_knows_the_sites_roots(context: Any, monkeypatch: Any) -> None:
+    job = {"data": {"simulated_root": "/job/{SITE_NAME}"}}
+    assert simulated_data_root("UCL", context(simulated=True, settings=job)) == Path("/job/UCL")
+    assert simulated_data_root("UCL", context(simulated=True)) is None
+    monkeypatch.setenv("HARMOFL_DATA_ROOT", "/data")
+    assert simulated_data_root("UCL", context(simulated=False)) is None
