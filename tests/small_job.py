@@ -33,7 +33,8 @@ def write_small_job(folder: Path, changes: Mapping[str, Any] | None = None) -> P
         section, _, last = key.rpartition(".")
         place = settings[section] if section else settings
         place[last] = value
-    settings["demo"] |= {"cases": 3, "matrix": 64, "slices": 4, "overrides": {"federation.rounds": 1}}
+    settings["demo"]["data"] |= {"cases": 3, "matrix": 64, "slices": 4}
+    settings["demo"]["overrides"] = {"federation.rounds": 1}
     path.write_text(json.dumps(settings))
     meta = json.loads((folder / "meta.json").read_text())
     meta |= {"deploy_map": {"app": ["server", *SITES]}, "min_clients": 2}

@@ -20,7 +20,7 @@ Fraction = Annotated[float, Field(gt=0, lt=1)]
 
 
 class DataSettings(Section):
-    """What a site reads: image size in pixels, intensity window, slices and split.
+    """What every task reads alike: image size in pixels and split; what is a task's own stands in `reader`.
 
     `patient_pattern` finds the patient in a case's name, by its first group or its whole match; without it, or where
     it does not match, a case is a patient.
@@ -29,8 +29,6 @@ class DataSettings(Section):
 
     height: Annotated[int, Field(ge=64)]
     width: Annotated[int, Field(ge=64)]
-    upper_percentile: Annotated[float, Field(gt=50, le=100)] = 99.0
-    slices: Literal["all", "foreground", "published"] = "all"
     split: Literal["patient", "as_published"] = "patient"
     fractions: tuple[Fraction, Fraction, Fraction] = Field(default=(0.64, 0.16, 0.20), strict=False)
     patient_pattern: str | None = None
@@ -124,13 +122,10 @@ class FederationSettings(Section):
 
 
 class DemoSettings(Section):
-    """What a simulated run without data uses: overrides of this experiment and the look of each site's scanner."""
+    """What a simulated run without data uses: overrides of this experiment, and the task's synthetic data."""
 
     overrides: dict[str, Any] = {}
-    cases: Count
-    matrix: Annotated[int, Field(ge=64)] = 96
-    slices: Annotated[int, Field(ge=3)] = 12
-    scanners: dict[str, str] = {}
+    data: dict[str, Any] = {}
 
 
 class Experiment(Section):
@@ -141,6 +136,7 @@ class Experiment(Section):
     method: str = "harmofl"
     seed: Annotated[int, Field(ge=0)] = 0
     data: DataSettings
+    reader: dict[str, Any] = {}
     network: NetworkSettings
     amplitude: AmplitudeSettings
     perturbation: PerturbationSettings = PerturbationSettings()

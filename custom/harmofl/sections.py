@@ -23,7 +23,7 @@ def first_problem(error: ValidationError, section: type[BaseModel], prefix: str 
     problem = error.errors()[0]
     key = prefix + ".".join(str(part) for part in problem["loc"]) or "experiment"
     if problem["type"] == "extra_forbidden":
-        return f"{key}: unknown setting (value {_short(problem['input'])}){nearest(key, _known_keys(section, prefix))}"
+        return f"{key}: unknown setting (value {_short(problem['input'])}){nearest(key, known_keys(section, prefix))}"
     if problem["type"] == "missing":
         return f"{key}: is missing"
     value = "" if isinstance(problem["input"], dict) else f", not {_short(problem['input'])}"
@@ -35,13 +35,14 @@ def _short(value: Any) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _known_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
+def known_keys(section: type[BaseModel], prefix: str = "") -> list[str]:
+    """The names of all settings of a section and the sections in it."""
     keys = []
     for name, field in section.model_fields.items():
         keys.append(prefix + name)
         for inner in (field.annotation, *get_args(field.annotation)):
             if isinstance(inner, type) and issubclass(inner, BaseModel):
-                keys += _known_keys(inner, f"{prefix}{name}.")
+                keys += known_keys(inner, f"{prefix}{name}.")
     return keys
 
 

@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -58,8 +59,11 @@ class InMemoryFederation:
     def scores(self) -> dict[str, float]:
         """Mean key score of the present model on the test cases of each site."""
         received = ModelMessage(self.weights, self.amplitude)
-        answers = {site: one.evaluate(received).numbers["test"]["final"] for site, one in self.participants.items()}
-        return {site: float(np.nanmean(scores[self.key_score])) for site, scores in answers.items()}
+        return {site: self._score(one.evaluate(received).numbers) for site, one in self.participants.items()}
+
+    def _score(self, numbers: dict[str, Any]) -> float:
+        pooled = numbers["pooled"]["final"].get(self.key_score)
+        return float(pooled[0] if pooled else np.nanmean(numbers["test"]["final"][self.key_score]))
 
     def _freeze(self, updates: Iterable[UpdateMessage]) -> None:
         gathering = AmplitudeGathering(self.experiment)

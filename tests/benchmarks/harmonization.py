@@ -15,7 +15,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from harmofl.experiment import parse_assignment, read_settings, resolve
+from harmofl.experiment import parse_assignment, read_settings
+from harmofl.tasks import resolve_experiment
 from tests.benchmarks.federation_in_memory import InMemoryFederation
 
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "harmofl_prostate"
@@ -43,7 +44,7 @@ def dice(row: tuple[str, str], seed: int, assignments: list[str]) -> float:
     overrides = settings["demo"]["overrides"]
     overrides |= dict(parse_assignment(text) for text in assignments)
     overrides |= {"method": "fedavg", "network.norm": norm, "amplitude.intensity": intensity, "seed": seed}
-    experiment = resolve(json.loads(json.dumps(settings)), demo=True)
+    experiment = resolve_experiment(json.loads(json.dumps(settings)), demo=True)
     meta = json.loads((JOB / "meta.json").read_text())
     names = [name for name in meta["deploy_map"]["app"] if name != "server"]
     with tempfile.TemporaryDirectory() as folder:

@@ -1,13 +1,16 @@
 """What README says is what the project holds."""
 
 import re
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
 from harmofl.evidence.results import Results, RoundRecord
-from harmofl.experiment import Experiment, _known_keys
+from harmofl.experiment import Experiment
+from harmofl.sections import known_keys
+from harmofl.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", ROOT / "jobs" / "README.md", ROOT / "tests" / "README.md"]
@@ -42,5 +45,7 @@ def test_every_key_of_the_evidence_is_documented(schema: type[BaseModel]) -> Non
 
 def test_every_setting_is_documented() -> None:
     text = (ROOT / "jobs" / "README.md").read_text()
-    keys = {key.rsplit(".", 1)[-1] for key in _known_keys(Experiment) if "." in key}
+    tasks = [import_module(f"harmofl.tasks.{name}").TASK for name in TASKS]
+    sections = [Experiment, *(section for task in tasks for section in (task.reader, task.demo))]
+    keys = {key.rsplit(".", 1)[-1] for section in sections for key in known_keys(section)}
     assert not {key for key in keys if f"`{key}`" not in text}

@@ -1,4 +1,4 @@
-"""Real runs of FLARE's simulator on small jobs made from the job folder of the project."""
+"""Real runs of FLARE's simulator on small jobs made from the job folders of the project."""
 
 import json
 import os
@@ -16,6 +16,7 @@ from harmofl.evidence.results import Results, RoundRecord, read_results, read_ro
 from harmofl.experiment import set_key
 
 ROOT = Path(__file__).resolve().parents[2]
+PROSTATE = "harmofl_prostate"
 
 # Small enough for a run of two sites in about 15 s: what is tested is the federation, not the learning.
 TINY: Mapping[str, Any] = {
@@ -59,10 +60,11 @@ def make_job(
     executor: str | None = None,
     controller: str | None = None,
     demo: bool = True,
+    original: str = PROSTATE,
 ) -> Path:
-    """Copy the project's job, with fewer sites and other settings (in its demo section where it runs the demo)."""
+    """Copy a job of the project, with fewer sites and other settings (in its demo section where it runs the demo)."""
     job = folder / "job"
-    shutil.copytree(ROOT / "jobs" / "harmofl_prostate", job)
+    shutil.copytree(ROOT / "jobs" / original, job)
     meta = json.loads((job / "meta.json").read_text())
     meta["deploy_map"] = {"app": ["server", *sites]}
     meta["min_clients"] = len(sites)
@@ -71,7 +73,8 @@ def make_job(
     settings = json.loads(path.read_text())
     settings["federation"]["minimum_sites"] = len(sites)
     settings["amplitude"]["minimum_sites"] = len(sites)
-    settings["demo"]["cases"] = 8
+    if original == PROSTATE:
+        settings["demo"]["data"]["cases"] = 8
     for key, value in {**TINY, **overrides}.items():
         if demo and not key.startswith("demo."):
             settings["demo"]["overrides"][key] = value
@@ -127,11 +130,14 @@ def run_job(tmp_path: Path) -> RunJob:
         environment: Mapping[str, str] | None = None,
         code: str | None = None,
         demo: bool = True,
+        original: str = PROSTATE,
         name: str = "run",
     ) -> Run:
         folder = tmp_path / name
         folder.mkdir()
-        job = make_job(folder, sites, overrides or {}, executor=executor, controller=controller, demo=demo)
+        job = make_job(
+            folder, sites, overrides or {}, executor=executor, controller=controller, demo=demo, original=original
+        )
         if code is not None:
             (job / "app" / "custom" / "drill.py").write_text(code)
         return simulate(job, folder, threads or len(sites), environment or {})

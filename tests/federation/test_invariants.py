@@ -13,10 +13,10 @@ import torch
 from harmofl.core.networks import build_network
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, arrays_sha256, fit_round, load_arrays, seed_of, state_arrays
-from harmofl.experiment import Experiment, resolve
+from harmofl.experiment import Experiment
 from harmofl.flare.participant import build_normalization
 from harmofl.flare.site import _simulated_threads
-from harmofl.tasks import SiteData
+from harmofl.tasks import SiteData, resolve_experiment
 from harmofl.tasks.prostate import TASK
 from tests.federation.conftest import Run, RunJob
 from tests.federation.drills import EXECUTORS
@@ -27,7 +27,7 @@ Arrays = Mapping[str, np.ndarray]
 def experiment_of(run: Run) -> Experiment:
     """The experiment that the run's server resolved."""
     path = run.server / "config" / "experiment.json"
-    return resolve(json.loads(path.read_text()), demo=True)
+    return resolve_experiment(json.loads(path.read_text()), demo=True)
 
 
 def saved_weights(run: Run, name: str = "FL_global_model.pt") -> dict[str, np.ndarray]:
@@ -47,10 +47,15 @@ class HandSite:
     def __init__(self, experiment: Experiment, name: str, folder: Path) -> None:
         self.experiment, self.name = experiment, name
         TASK.write_demo(folder / name, name, experiment)
-        self.data: SiteData = TASK.open_site(folder / name, experiment, folder / "cache")
+        self.data: SiteData = TASK.open_site(folder / name, name, experiment, folder / "cache")
         settings = experiment.network
         self.network = build_network(
-            settings.name, 3, (0.95, 0.05), width=settings.width, norm=settings.norm, seed=experiment.seed
+            settings.name,
+            3,
+            TASK.class_prior(experiment),
+            width=settings.width,
+            norm=settings.norm,
+            seed=experiment.seed,
         ).to(memory_format=torch.channels_last)
         self.normalization = build_normalization(experiment, 3)
         adam = torch.optim.Adam(

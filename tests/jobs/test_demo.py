@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from harmofl.experiment import resolve
+from harmofl.tasks import resolve_experiment
 from tests.benchmarks.federation_in_memory import InMemoryFederation
 from tests.federation.conftest import ROOT, Run, simulate
 
@@ -51,7 +51,7 @@ def test_the_model_has_learned(demo: Run, tmp_path: Path) -> None:
     assert results.sites_expected == SITES and set(map(tuple, results.sites_accepted)) == {tuple(SITES)}
     trained = results.mean_over_sites["dice"]
     assert trained is not None and trained >= 0.75
-    experiment = resolve(json.loads((JOB / "app" / "config" / "experiment.json").read_text()), demo=True)
+    experiment = resolve_experiment(json.loads((JOB / "app" / "config" / "experiment.json").read_text()), demo=True)
     assert experiment.hash == results.experiment_hash
     unmoved = experiment.model_copy(update={"federation": experiment.federation.model_copy(update={"rounds": 0})})
     (scores,) = InMemoryFederation(unmoved, SITES, tmp_path).run()

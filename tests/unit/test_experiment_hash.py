@@ -18,7 +18,8 @@ FULL = {
     "data": {"aliases": {"RUNMC": ["ISBI"], "BMC": ["ISBI_1.5"]}, "simulated_root": "/data/{SITE_NAME}"},
     "training": {"clip_norm": 1.0},
     "federation": {"resume_from": "a.pt"},
-    "demo": {"cases": 4, "overrides": {"seed": 3, "federation.rounds": 1}, "scanners": {"A": "x", "B": "y"}},
+    "reader": {"slices": "all"},
+    "demo": {"overrides": {"seed": 3, "federation.rounds": 1}, "data": {"cases": 4}},
 }
 
 
@@ -31,7 +32,12 @@ def merged(settings: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
 def leaves(settings: dict[str, Any], prefix: str = "") -> list[tuple[str, Any]]:
     found = []
     for key, value in settings.items():
-        inner = isinstance(value, dict) and f"{prefix}{key}" not in ("data.aliases", "demo.overrides", "demo.scanners")
+        inner = isinstance(value, dict) and f"{prefix}{key}" not in (
+            "data.aliases",
+            "demo.overrides",
+            "reader",
+            "demo.data",
+        )
         found += leaves(value, f"{prefix}{key}.") if inner else [(f"{prefix}{key}", value)]
     return found
 
@@ -41,10 +47,10 @@ OTHER = {
     "name": "other",
     "task": "nuclei",
     "method": "fedavg",
-    "data.slices": "foreground",
     "data.split": "as_published",
     "data.fractions": [0.6, 0.2, 0.2],
-    "data.upper_percentile": 98.0,
+    "data.patient_pattern": "^P[0-9]+",
+    "reader": {},
     "data.aliases": {"RUNMC": ["ISBI"]},
     "data.simulated_root": None,
     "network.name": "densenet121",
@@ -61,11 +67,11 @@ OTHER = {
     "federation.weights": "samples",
     "federation.resume_from": None,
     "demo.overrides": {},
-    "demo.scanners": {},
+    "demo.data": {},
 }
 
 
-def test_the_hash_changes_with_every_setting_but_where_to_resume_from(written):
+def test_the_hash_changes_with_every_setting_but_paths_and_time_limits(written):
     experiment = resolve(merged(written, FULL))
     settings = experiment.model_dump(mode="json")
     keys = leaves(settings)
@@ -75,7 +81,13 @@ def test_the_hash_changes_with_every_setting_but_where_to_resume_from(written):
         other = OTHER[key] if key in OTHER else value + 1 if isinstance(value, int) else value / 2
         # not by resolve: a method or preset would change other settings with it
         hashes[key] = Experiment.model_validate_json(json.dumps(changed(settings, key, other))).hash
-    undecided = ["data.simulated_root", "federation.resume_from", "demo.overrides"]
+    undecided = [
+        "data.simulated_root",
+        "federation.round_timeout",
+        "federation.straggler_wait",
+        "federation.resume_from",
+        "demo.overrides",
+    ]
     assert [key for key, value in hashes.items() if value == experiment.hash] == undecided
     different = [value for key, value in hashes.items() if key not in undecided]
     assert len(set(different)) == len(different)

@@ -37,48 +37,31 @@ def check(data_root: Path, job_folder: Path, assignments: Sequence[str], site: s
     if inspection.problems and inspection.sites and site is None:
         console.print("(to check the sites that are here, name one with --site)")
     for found in inspection.sites:
-        _show_site(console, found, experiment)
+        _show_site(console, found)
     for finding in inspection.findings:
         console.print(str(finding))
-    if any(found.training_images for found in inspection.sites):
+    if any(found.report.training_images for found in inspection.sites):
         _show_costs(console, inspection.sites, experiment)
     if inspection.has_errors:
         console.print("errors were found: mend them, then check again")
     return int(inspection.has_errors)
 
 
-def _show_site(console: Console, site: SiteInspection, experiment: Experiment) -> None:
+def _show_site(console: Console, site: SiteInspection) -> None:
     report = site.report
     console.print(f"\nsite {site.name}: {site.folder}", style="bold")
     for line in _lines(site.findings):
         console.print(line)
-    if not report.cases:
+    if not report.rows:
         return
-    parts = {case: part for part in ("train", "val", "test") for case in getattr(report.split, part)}
     table = Table(box=None, pad_edge=False)
-    for heading in ("case", "slices x rows x columns", "spacing mm", "orientation", "labels"):
-        table.add_column(heading)
-    for heading in ("with prostate", "gland mL"):
-        table.add_column(heading, justify="right")
-    table.add_column("split")
-    for case in report.cases:
-        table.add_row(
-            case.name,
-            " x ".join(map(str, case.shape)),
-            " x ".join(f"{size:.3g}" for size in case.spacing),
-            case.orientation,
-            ", ".join(map(str, case.labels)) or "none",
-            str(case.foreground_slices),
-            f"{case.gland_ml:.1f}",
-            "by slices" if experiment.data.split == "as_published" else parts[case.name],
-        )
+    for position, heading in enumerate(report.columns):
+        numbers = all(row[position].replace(".", "", 1).isdigit() for row in report.rows)
+        table.add_column(heading, justify="right" if numbers else "left")
+    for row in report.rows:
+        table.add_row(*row)
     console.print(table)
-    split = report.split
-    by_case = f"{len(split.train)} training, {len(split.val)} validation, {len(split.test)} test; "
-    console.print(
-        f"{len(report.cases)} cases: {'' if experiment.data.split == 'as_published' else by_case}"
-        f"{report.slices} slices, {report.foreground_slices} with prostate"
-    )
+    console.print(report.summary)
 
 
 def _lines(findings: Iterable[Finding]) -> list[str]:
@@ -109,8 +92,8 @@ def _show_costs(console: Console, sites: Sequence[SiteInspection], experiment: E
     except TrainingError as error:
         console.print(f"time: not measured, {error}")
         pace = None
-    for site in (site for site in sites if site.training_images):
-        line = f"  {site.name}: volumes {_size(site.report.cache_bytes)}, in memory and in the cache on disk"
+    for site in (site for site in sites if site.report.training_images):
+        line = f"  {site.name}: {_size(site.report.bytes_held)} of images held in memory"
         if pace is not None:
             seconds = _round_seconds(site, pace, experiment)
             line += f"; a round about {_duration(seconds)}, {rounds} rounds {_duration(seconds * rounds)}"
@@ -120,8 +103,8 @@ def _show_costs(console: Console, sites: Sequence[SiteInspection], experiment: E
 
 
 def _round_seconds(site: SiteInspection, pace: Pace, experiment: Experiment) -> float:
-    images = site.training_images * experiment.training.local_epochs
-    return images * pace.training + site.validation_slices * pace.prediction
+    images = site.report.training_images * experiment.training.local_epochs
+    return images * pace.training + site.report.validation_images * pace.prediction
 
 
 def _size(count: float) -> str:

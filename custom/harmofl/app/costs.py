@@ -103,7 +103,9 @@ def _step_seconds(experiment: Experiment, network: nn.Module, images: int, steps
     """Mean seconds of a step of the code that trains, augmentation and normalization included."""
     task, settings = load_task(experiment), experiment.training
     inputs = _random_images(experiment, images)
-    targets = (inputs[:, 0] > 0.5).long()
+    with torch.device("meta"):
+        classes_and_places = _network(experiment)(torch.zeros(1, *inputs.shape[1:])).shape
+    targets = (torch.rand(images, *classes_and_places[2:]) > 0.5).long()
     base = build_optimizer(
         network, settings.optimizer, settings.learning_rate, settings.momentum, settings.weight_decay
     )

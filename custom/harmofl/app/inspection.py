@@ -6,16 +6,12 @@ from pathlib import Path
 from statistics import median
 
 from harmofl.app.job import Job, JobError
-from harmofl.data.checks import CaseReport, SiteReport, check_site
-from harmofl.data.findings import DataRootError, Finding
-from harmofl.data.splits import split_slices_as_published
+from harmofl.data.findings import DataRootError, Finding, SharedFolderError
 from harmofl.experiment import Experiment
-from harmofl.tasks import load_task
-from harmofl.tasks.prostate import volume_settings
+from harmofl.tasks import FolderReport, load_task, place_sites
 
 ALIKE = 1.2  # ratio of pixel sizes that counts as one resolution
 NOT_SENT = "amplitude_not_sent"
-PATIENT_SPLIT = {"too_few_cases", "split_filled"}  # findings that a split by slices does not have
 Pixel = tuple[float, float]
 
 
@@ -25,10 +21,8 @@ class SiteInspection:
 
     name: str
     folder: Path
-    report: SiteReport
+    report: FolderReport
     findings: tuple[Finding, ...]
-    training_images: int
-    validation_slices: int
 
 
 @dataclass(frozen=True)
@@ -42,8 +36,8 @@ class Inspection:
     @property
     def has_errors(self) -> bool:
         """Whether a site is missing or anything in a folder cannot be used."""
-        between = any(finding.severity == "error" for finding in self.findings)
-        return bool(self.problems) or between or any(site.report.has_errors for site in self.sites)
+        findings = [*self.findings, *(finding for site in self.sites for finding in site.findings)]
+        return bool(self.problems) or any(finding.severity == "error" for finding in findings)
 
 
 def inspect(root: Path, job: Job, experiment: Experiment, only: str | None) -> Inspection:
@@ -59,7 +53,7 @@ def inspect(root: Path, job: Job, experiment: Experiment, only: str | None) -> I
             sites.append(_inspect_site(name, folder, experiment))
         except DataRootError as error:
             problems.append(str(error))
-    medians = {site.name: _median_pixel(site, experiment) for site in sites if site.report.cases}
+    medians = {site.name: _median_pixel(site.report) for site in sites if site.report.pixels}
     between = [*_resolution_finding(medians, experiment, "between sites")] if len(medians) > 1 else []
     if {site.name for site in sites} == set(job.sites):
         between += _too_few_amplitudes(sites, experiment)
@@ -72,23 +66,21 @@ def _folders(root: Path, job: Job, experiment: Experiment, only: str | None) -> 
         raise JobError(f"{root} is no folder; name the folder of the sites' folders, or one site's own")
     if only is not None and only not in job.sites:
         raise JobError(f"--site {only}: the job's sites are {', '.join(job.sites)}")
-    if experiment.task != "prostate":
-        raise JobError(f"{job.folder}: check knows the task prostate, not {experiment.task}")
-    task = load_task(experiment)
-    folders: dict[str, Path] = {}
-    problems: list[str] = []
-    for site in [only] if only else job.sites:
-        try:
-            folders[site] = task.locate(root, site, experiment)
-        except DataRootError as error:
-            # a folder of DICOM is the same mistake for every site
-            problems += [] if str(error) in problems else [str(error)]
-    if only is None and folders and all(folder == root for folder in folders.values()):
-        return {_name_of(root, job, experiment): root}, []
-    loose = [site for site, folder in folders.items() if folder == root and len(folders) > 1]
-    if loose:
-        problems.append(f"{', '.join(loose)} would read the loose cases in {root}; give each site a folder of its own")
-    return {site: folder for site, folder in folders.items() if site not in loose}, problems
+    task, sites = load_task(experiment), [only] if only else job.sites
+    places = place_sites(experiment, dict.fromkeys(sites, root))
+    folders = {site: place for site, place in places.items() if isinstance(place, Path)}
+    loose = [
+        site
+        for site, place in places.items()
+        if isinstance(place, SharedFolderError) or (place == root and task.part(root, site, experiment) is None)
+    ]
+    if only is None and len(loose) == len(sites):
+        return {_name_of(root, job, experiment): root}, []  # the root is one site's own folder
+    if loose and only is None:
+        folders = {site: folder for site, folder in folders.items() if site not in loose}
+        return folders, [f"{', '.join(loose)} would read the loose cases in {root}; give each site a folder of its own"]
+    # a folder of DICOM is the same mistake for every site
+    return folders, list(dict.fromkeys(str(place) for place in places.values() if isinstance(place, DataRootError)))
 
 
 def _name_of(folder: Path, job: Job, experiment: Experiment) -> str:
@@ -101,24 +93,13 @@ def _name_of(folder: Path, job: Job, experiment: Experiment) -> str:
 
 
 def _inspect_site(name: str, folder: Path, experiment: Experiment) -> SiteInspection:
-    data = experiment.data
-    report = check_site(folder, volume_settings(experiment), experiment.seed, data.fractions, data.patient_of)
-    cases = {case.name: case for case in report.cases}
-    pixels = {case.name: _pixel(case, experiment) for case in report.cases}
-    findings = [*report.findings, *_resolution_finding(pixels, experiment, name)]
-    if data.split == "as_published":
-        findings = [finding for finding in findings if finding.code not in PATIENT_SPLIT]
-        findings += split_slices_as_published((), experiment.seed).findings
-        used = sum(case.foreground_slices for case in report.cases)
-        images, validation = used * 64 // 100, used * 16 // 100
-    else:
-        training = [cases[case] for case in report.split.train]
-        images = sum(case.shape[0] if data.slices == "all" else case.foreground_slices for case in training)
-        validation = sum(cases[case].shape[0] for case in report.split.val)
-        findings += _few_patients(len(set(map(data.patient_of, report.split.train))), experiment) if training else []
+    report = load_task(experiment).inspect(folder, name, experiment)
+    findings = [*report.findings, *_resolution_finding(report.pixels, experiment, name)]
+    if report.training_images:
+        findings += _few_patients(report.training_patients, experiment)
     order = ("error", "warning", "notice")
     findings.sort(key=lambda finding: order.index(finding.severity))
-    return SiteInspection(name, folder, report, tuple(findings), images, validation)
+    return SiteInspection(name, folder, report, tuple(findings))
 
 
 def _few_patients(training: int, experiment: Experiment) -> list[Finding]:
@@ -140,16 +121,8 @@ def _too_few_amplitudes(sites: Sequence[SiteInspection], experiment: Experiment)
     return [Finding("error", "too_few_amplitudes", ", ".join(silent), message, mend)]
 
 
-def _pixel(case: CaseReport, experiment: Experiment) -> Pixel:
-    """Height and width of a pixel in mm after the resize to the experiment's size."""
-    _, row, column = case.spacing
-    _, rows, columns = case.shape
-    return row * rows / experiment.data.height, column * columns / experiment.data.width
-
-
-def _median_pixel(site: SiteInspection, experiment: Experiment) -> Pixel:
-    pixels = [_pixel(case, experiment) for case in site.report.cases]
-    return median(height for height, _ in pixels), median(width for _, width in pixels)
+def _median_pixel(report: FolderReport) -> Pixel:
+    return median(height for height, _ in report.pixels.values()), median(width for _, width in report.pixels.values())
 
 
 def _resolution_finding(pixels: Mapping[str, Pixel], experiment: Experiment, subject: str) -> Sequence[Finding]:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harmofl.experiment import FILE_NAME, Experiment, ExperimentError, parse_assignment, read_settings, resolve, set_key
+from harmofl.experiment import FILE_NAME, Experiment, ExperimentError, parse_assignment, read_settings, set_key
 
 SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # what FLARE takes; a dot would split its addresses
 SERVER = "server"
@@ -32,9 +32,11 @@ class Job:
         """The experiment that a run will resolve.
 
         Raises:
-            ExperimentError: see `harmofl.experiment.resolve`; also where a method undoes what was set.
+            ExperimentError: see `harmofl.tasks.resolve_experiment`; also where a method undoes what was set.
         """
-        experiment = resolve(self.settings, demo=demo)
+        from harmofl.tasks import resolve_experiment
+
+        experiment = resolve_experiment(self.settings, demo=demo)
         resolved = experiment.model_dump(mode="json")
         for key in self.assigned:
             given, held = _value_at(self.settings, key), _value_at(resolved, key)

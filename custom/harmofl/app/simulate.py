@@ -159,21 +159,10 @@ def _missing_folders(roots: dict[str, Path], experiment: Experiment) -> list[Fai
     """One failure for each site whose data is not there, or is another site's too."""
     if not roots:
         return []
-    from harmofl.tasks import load_task
+    from harmofl.tasks import place_sites
 
-    task = load_task(experiment)
-    failures: list[Failure] = []
-    taken: dict[Path, str] = {}
-    for site, root in roots.items():
-        try:
-            folder = task.locate(root, site, experiment).resolve()
-        except DataRootError as error:
-            failures.append(Failure(site, str(error)))
-            continue
-        if folder in taken:
-            failures.append(Failure(site, f"would read {folder}, as {taken[folder]} does; give it a folder of its own"))
-        taken.setdefault(folder, site)
-    return failures
+    places = place_sites(experiment, roots)
+    return [Failure(site, str(place)) for site, place in places.items() if isinstance(place, DataRootError)]
 
 
 def _fitting_sites(job: Job, experiment: Experiment) -> int:

@@ -158,7 +158,7 @@ def _augmented_batches(
             yield images, targets
 
 
-@torch.inference_mode()
+@torch.no_grad()
 def predict(
     network: nn.Module,
     normalization: AmplitudeNormalization,

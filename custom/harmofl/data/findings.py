@@ -45,6 +45,10 @@ class DataRootError(ValueError):
     """The data folder of a site is missing or holds nothing that can be used."""
 
 
+class SharedFolderError(DataRootError):
+    """Two sites would train on the same data."""
+
+
 def refusal(code: str, subject: str, message: str, mend: str) -> CaseError:
     """Return the error that takes one case out of use."""
     return CaseError(Finding("error", code, subject, message, mend))

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +91,7 @@ def site_folder(root: Path, site: str, aliases: Sequence[str] = ()) -> Path:
     """
     if not root.is_dir():
         raise DataRootError(f"data root {root} is not a folder; set HARMOFL_DATA_ROOT to the folder of the images")
-    folder = _named_folder(root, [site, *aliases])
+    folder = named_folder(root, [site, *aliases])
     candidate = folder or root
     if _holds_images(candidate):
         return candidate
@@ -160,7 +160,8 @@ def _pairing_problem(images: list[Path], masks: list[Path]) -> Finding | None:
     return None
 
 
-def _named_folder(root: Path, names: Iterable[str]) -> Path | None:
+def named_folder(root: Path, names: Sequence[str]) -> Path | None:
+    """Return the folder below `root` with the first of these names, exact spelling before any letter case."""
     folders = [path for path in _entries(root) if path.is_dir()]
     by_name = {path.name: path for path in folders}
     by_letters = {path.name.casefold(): path for path in folders}

@@ -19,7 +19,7 @@ class Record(BaseModel):
 
 
 class ScoreSummary(Record):
-    """A score over the cases of one split: mean, 95 % interval of the mean, and the cases, null where undefined."""
+    """A score over one split: mean, 95 % interval, how many were scored; the cases where it is a mean over cases."""
 
     mean: float | None
     low: float | None
@@ -87,6 +87,7 @@ class Results(Record):
     best_round: int
     best_reason: str
     key_score: str
+    score_note: str
     sites: dict[str, SiteResult]
     mean_over_sites: dict[str, float | None]
     mean_over_sites_final_model: dict[str, float | None]

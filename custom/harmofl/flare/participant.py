@@ -4,6 +4,7 @@ import math
 import os
 import time
 from collections.abc import Callable
+from dataclasses import astuple
 from functools import cached_property
 from logging import Logger
 from typing import Any
@@ -59,7 +60,7 @@ class Participant:
             self._task.write_demo(cases, self._site.name, experiment)
         else:
             cases = self._task.locate(self._site.data_root, self._site.name, experiment)
-        data = self._task.open_site(cases, experiment, folder / "cache")
+        data = self._task.open_site(cases, self._site.name, experiment, folder / "cache")
         self._log_findings(data)
         if not data.cases.get("training"):
             raise SiteError("no_data", f"site {self._site.name} has no case to train on; run harmofl check at the site")
@@ -149,11 +150,18 @@ class Participant:
         normalization = self._normalization(received.amplitude)
         network = self._network(received.weights)
         final_validation = self._evaluate(network, normalization, self.data.validation)
-        test = {"final": self._evaluate(network, normalization, self.data.test).scores}
+        scored = {"final": self._evaluate(network, normalization, self.data.test)}
         if received.best_weights is not None:
             load_arrays(network, received.best_weights)
-            test["best"] = self._evaluate(network, normalization, self.data.test).scores
-        numbers = self._counts() | {"validation": final_validation.key_score, "test": test}
+            scored["best"] = self._evaluate(network, normalization, self.data.test)
+        numbers = self._counts() | {
+            "validation": final_validation.key_score,
+            "test": {model: evaluation.scores for model, evaluation in scored.items()},
+            "pooled": {
+                model: {name: list(astuple(estimate)) for name, estimate in evaluation.pooled.items()}
+                for model, evaluation in scored.items()
+            },
+        }
         return UpdateMessage(numbers=numbers)
 
     def _network(self, weights: Arrays) -> nn.Module:
@@ -230,7 +238,7 @@ class Participant:
             self._stop_if_asked()
             return predict(network, normalization, images, settings.batch_size, settings.precision)
 
-        return self._task.evaluate(logits, split)
+        return self._task.evaluate(logits, split, workers=self._site.workers)
 
     def _round_settings(self) -> RoundSettings:
         settings = self._experiment.training
@@ -244,7 +252,7 @@ class Participant:
         )
 
     def _counts(self) -> dict[str, Any]:
-        return {"cases": self.data.cases, "skipped": self.data.skipped, "demo": self._site.demo}
+        return {"cases": self.data.cases, "skipped": self.data.skipped(), "demo": self._site.demo}
 
     def _stop_if_asked(self) -> None:
         if self._should_stop():

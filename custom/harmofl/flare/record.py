@@ -106,6 +106,7 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
         best_round=run.best_round if run.best_round is not None else experiment.federation.rounds - 1,
         best_reason=f"highest mean validation {key} over sites: {best} (untrained model: {untrained})",
         key_score=key,
+        score_note=load_task(experiment).score_note,
         sites=sites,
         mean_over_sites=_means([result.test for result in sites.values()]),
         mean_over_sites_final_model=_means([result.test_final_model for result in sites.values()]),
@@ -152,9 +153,8 @@ def score_text(score: float | None) -> str:
 
 def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_is_final: bool) -> SiteResult:
     reported = answer or run.numbers.get(site, {})
-    test = reported.get("test", {})
-    final = {name: _summary(scores) for name, scores in test.get("final", {}).items()}
-    best = final if best_is_final else {name: _summary(scores) for name, scores in test.get("best", {}).items()}
+    final = _scores(reported, "final")
+    best = final if best_is_final else _scores(reported, "best")
     return SiteResult(
         cases_used=reported.get("cases", {}),
         cases_skipped=reported.get("skipped", {}),
@@ -165,6 +165,20 @@ def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_
         rounds_accepted=sum(site in record.sites_accepted for record in run.rounds),
         amplitude_sent=site in run.amplitude_sites,
     )
+
+
+def _scores(reported: dict[str, Any], model: str) -> dict[str, ScoreSummary]:
+    """A site's test scores of one model: those over all images as they are, those by case summarized."""
+    pooled = reported.get("pooled", {}).get(model, {})
+    by_case = reported.get("test", {}).get(model, {})
+    return {name: _pooled(*estimate) for name, estimate in pooled.items()} | {
+        name: _summary(scores) for name, scores in by_case.items()
+    }
+
+
+def _pooled(value: float, low: float, high: float, n: int) -> ScoreSummary:
+    mean = _finite(value)
+    return ScoreSummary(mean=mean, low=_finite(low), high=_finite(high), n=n, undefined=int(mean is None), per_case=[])
 
 
 def _summary(scores: list[float]) -> ScoreSummary:
@@ -183,7 +197,7 @@ def _means(tests: list[dict[str, ScoreSummary]]) -> dict[str, float | None]:
 
 def _table(results: Results) -> list[str]:
     key = results.key_score
-    lines = [f"test {key} of the best model (round {results.best_round}) by site: mean, 95 % interval, cases"]
+    lines = [f"test {key} of the best model (round {results.best_round}) by site: mean, 95 % interval, number scored"]
     for site, result in results.sites.items():
         score = result.test.get(key)
         if score is None or score.mean is None:

@@ -12,13 +12,13 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.app_common.app_constant import DefaultCheckpointFileName
 
-from harmofl.data.findings import DataRootError
+from harmofl.data.findings import SharedFolderError
 from harmofl.evidence.results import RoundRecord
-from harmofl.experiment import Experiment, ExperimentError, resolve
+from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.site import read_job_settings, server_wants_demo, simulated_data_root
 from harmofl.flare.state import Checkpoint, StateError
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
-from harmofl.tasks import load_task
+from harmofl.tasks import place_sites, resolve_experiment
 
 FINAL_MODEL, BEST_MODEL = DefaultCheckpointFileName.GLOBAL_MODEL, DefaultCheckpointFileName.BEST_GLOBAL_MODEL
 
@@ -110,9 +110,10 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     """
     settings = read_job_settings(fl_ctx)
     demo = server_wants_demo(settings, fl_ctx)
-    experiment = resolve(settings, demo=demo)
+    experiment = resolve_experiment(settings, demo=demo)
     folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
-    _refuse_shared_folders(experiment, {site: simulated_data_root(site, fl_ctx) for site in expected})
+    roots = {site: simulated_data_root(site, fl_ctx) for site in expected}
+    _refuse_shared_folders(experiment, {site: root for site, root in roots.items() if root is not None})
     run = ServerRun(experiment, demo, folder, sorted(expected))
     if experiment.federation.resume_from:
         path = Path(experiment.federation.resume_from)
@@ -122,22 +123,11 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     return run
 
 
-def _refuse_shared_folders(experiment: Experiment, roots: Mapping[str, Path | None]) -> None:
-    """In simulation the server sees what the sites see: two that would read one folder are a mistake."""
-    task = load_task(experiment)
-    taken: dict[Path, str] = {}
-    for site, root in roots.items():
-        if root is None:
-            continue
-        try:
-            folder = task.locate(root, site, experiment).resolve()
-        except DataRootError:
-            continue  # the site itself says so
-        if folder in taken:
-            raise ExperimentError(
-                f"sites {taken[folder]} and {site} would both read {folder}; give each a folder of its own"
-            )
-        taken[folder] = site
+def _refuse_shared_folders(experiment: Experiment, roots: Mapping[str, Path]) -> None:
+    """In simulation the server sees what the sites see; a site without a folder says so itself."""
+    for site, place in place_sites(experiment, roots).items():
+        if isinstance(place, SharedFolderError):
+            raise ExperimentError(f"site {site} {place}")
 
 
 def _take_best_model(path: Path, run: ServerRun) -> None:

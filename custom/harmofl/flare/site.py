@@ -10,7 +10,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.simulator.simulator_server import SimulatorServerEngine
 
-from harmofl.experiment import FILE_NAME, Experiment, read_settings, resolve
+from harmofl.experiment import FILE_NAME, Experiment, read_settings
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
@@ -74,7 +74,9 @@ def simulated_data_root(site: str, fl_ctx: FLContext) -> Path | None:
 
 def resolve_job(fl_ctx: FLContext, demo: bool) -> Experiment:
     """The running job's experiment, resolved with or without its demo overrides."""
-    return resolve(read_job_settings(fl_ctx), demo=demo)
+    from harmofl.tasks import resolve_experiment  # torch with it: what only registers an executor stays quick
+
+    return resolve_experiment(read_job_settings(fl_ctx), demo=demo)
 
 
 def site_config(fl_ctx: FLContext) -> SiteConfig:

@@ -90,6 +90,8 @@ class SiteNumbers(BaseModel):
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     received_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
     test: dict[Literal["final", "best"], dict[Code, list[float]]] = {}
+    # value, low, high and number of images
+    pooled: dict[Literal["final", "best"], dict[Code, tuple[float, float, float, Count]]] = {}
 
 
 def _check_numbers(numbers: Any) -> dict[str, Any]:

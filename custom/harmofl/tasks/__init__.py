@@ -1,68 +1,145 @@
 """One module a task: which reader, network, loss and scores."""
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import json
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harmofl.core.networks import build_network
-from harmofl.experiment import Experiment, ExperimentError
+from harmofl.experiment import FILE_NAME, Experiment, resolve
+from harmofl.sections import ExperimentError, Section, first_problem
 
 if TYPE_CHECKING:
-    from harmofl.data.findings import Finding
+    from harmofl.core.classification import Estimate
+    from harmofl.data.findings import DataRootError, Finding
 
 Predict = Callable[[Tensor], Tensor]
+Settings = TypeVar("Settings", bound=Section)
 
-TASKS = ("prostate",)
+TASKS = ("prostate", "camelyon17", "nuclei")
+_admitted: dict[str, "Task"] = {}
 
 
 @dataclass
 class SiteData:
-    """What a site's folder gives a task: a training set, what is scored, and what was found on the way."""
+    """What a site's folder gives a task: a training set, what is scored, and what was found on the way.
+
+    `cases` counts by training, validation and test what the task calls a case; `skipped` counts by code what is
+    not used so far. Both leave the site; `findings`, which name files, do not.
+    """
 
     training: "Dataset[Any]"
     validation: Any
     test: Any
     findings: "list[Finding]"
     cases: dict[str, int]
-    skipped: dict[str, int]
+    skipped: Callable[[], dict[str, int]]
     training_patients: int
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """Scores of one split, by name of the score, one number a case and NaN where undefined; no case is named."""
+    """Scores of one split; no case is named.
+
+    Attributes:
+        key_score: the number that picks the best round; None where it is undefined.
+        scores: by name one number a case, NaN where undefined.
+        pooled: by name one number over all images of the split, where a score is no mean over cases.
+    """
 
     key_score: float | None
     scores: dict[str, list[float]]
+    pooled: "dict[str, Estimate]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What a site's folder holds, for a person; it stays at the site.
+
+    Attributes:
+        columns: headings of the table.
+        rows: the table, one row a case or group of cases.
+        summary: one line below it.
+        findings: about files, cases and the split.
+        training_images: images of one epoch.
+        validation_images: images scored in every round.
+        training_patients: patients behind the amplitude.
+        bytes_held: decoded images kept in memory.
+        pixels: by case the height and width in mm of a pixel at the experiment's size, where the files tell.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    summary: str
+    findings: "tuple[Finding, ...]"
+    training_images: int
+    validation_images: int
+    training_patients: int
+    bytes_held: int
+    pixels: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Task(Protocol):
-    """What a task module offers."""
+    """What a task offers.
+
+    Attributes:
+        networks: names of the networks that fit.
+        in_channels: channels of an image.
+        key_score: the score that picks the best round.
+        score_note: what that score and its interval are, one sentence for a report.
+        reader: settings of the section `reader`.
+        demo: settings of the section `demo.data`.
+    """
 
     networks: tuple[str, ...]
     in_channels: int
-    class_prior: tuple[float, ...]
     key_score: str
+    score_note: str
+    reader: type[Section]
+    demo: type[Section]
+
+    def check(self, experiment: Experiment) -> None:
+        """Raise ExperimentError where settings do not fit this task."""
+
+    def class_prior(self, experiment: Experiment) -> tuple[float, ...]:
+        """Share of each class in the targets."""
 
     def loss(self) -> Callable[[Tensor, Tensor], Tensor]:
         """The training loss of logits and targets."""
 
-    def open_site(self, folder: Path, experiment: Experiment, cache: Path) -> SiteData:
-        """Read a site's folder."""
-
     def locate(self, root: Path, site: str, experiment: Experiment) -> Path:
         """The folder under `root` that holds this site's cases."""
 
-    def evaluate(self, predict: Predict, split: Any) -> Evaluation:
-        """Score one split."""
+    def part(self, folder: Path, site: str, experiment: Experiment) -> Hashable:
+        """What is this site's in a folder that several may share; equal parts of one folder are a mistake."""
+
+    def open_site(self, folder: Path, site: str, experiment: Experiment, cache: Path) -> SiteData:
+        """Read a site's folder."""
+
+    def inspect(self, folder: Path, site: str, experiment: Experiment) -> FolderReport:
+        """Look through a site's folder as training would, without training."""
+
+    def evaluate(self, predict: Predict, split: Any, *, workers: int) -> Evaluation:
+        """Score one split; `workers` processes may decode."""
 
     def write_demo(self, folder: Path, site: str, experiment: Experiment) -> None:
         """Write this site's synthetic data in the real file layout."""
+
+
+def admit(name: str, task: Task) -> None:
+    """Let experiments name a task from outside the package; whoever calls this has decided that it may run here."""
+    _admitted[name] = task
+
+
+def is_outside(name: str) -> bool:
+    """Whether a task is named by the path of a class, `module.Class`, and so comes from outside the package."""
+    return name not in TASKS and "." in name
 
 
 def load_task(experiment: Experiment) -> Task:
@@ -72,12 +149,79 @@ def load_task(experiment: Experiment) -> Task:
         ExperimentError: no such task, or its loss cannot take what the experiment's network returns.
     """
     name, network = experiment.task, experiment.network.name
-    if name not in TASKS:
-        raise ExperimentError(f"task: {name!r} is none of {', '.join(TASKS)}")
-    task: Task = import_module(f"harmofl.tasks.{name}").TASK
+    if name in TASKS:
+        task: Task = import_module(f"harmofl.tasks.{name}").TASK
+    elif name in _admitted:
+        task = _admitted[name]
+    elif is_outside(name):
+        raise ExperimentError(
+            f"task: {name!r} comes from outside the package and was not admitted here; name its class as component "
+            "'task' in config_fed_server.json and config_fed_client.json"
+        )
+    else:
+        raise ExperimentError(f"task: {name!r} is none of {', '.join(TASKS)}, nor the path of a class")
     if network not in task.networks:
         raise ExperimentError(f"network.name: task {name} needs {' or '.join(task.networks)}, not {network!r}")
     return task
+
+
+def resolve_experiment(settings: dict[str, Any], *, demo: bool = False, source: str = FILE_NAME) -> Experiment:
+    """Resolve an experiment and let its task check its own sections and write out their defaults.
+
+    Raises:
+        ExperimentError: see `harmofl.experiment.resolve`; also for a key or value that the task does not take.
+    """
+    experiment = resolve(settings, demo=demo, source=source)
+    try:
+        task = load_task(experiment)
+        changes: dict[str, Any] = {"reader": _written_out(task.reader, experiment.reader, "reader")}
+        if experiment.demo is not None:
+            data = _written_out(task.demo, experiment.demo.data, "demo.data")
+            changes["demo"] = experiment.demo.model_copy(update={"data": data})
+        task.check(experiment)
+    except ExperimentError as error:
+        raise ExperimentError(f"{source}: {error}") from None
+    return experiment.model_copy(update=changes)
+
+
+def reader_settings(experiment: Experiment, model: type[Settings]) -> Settings:
+    """The section `reader` as a task's own settings.
+
+    Raises:
+        ExperimentError: one line with key, value and, for an unknown key, the nearest known name.
+    """
+    return _validated(model, experiment.reader, "reader")
+
+
+def demo_settings(experiment: Experiment, model: type[Settings]) -> Settings:
+    """The section `demo.data` as a task's own settings.
+
+    Raises:
+        ExperimentError: the experiment has no demo; else as `reader_settings`.
+    """
+    if experiment.demo is None:
+        raise ExperimentError("demo: this job has no demo settings")
+    return _validated(model, experiment.demo.data, "demo.data")
+
+
+def place_sites(experiment: Experiment, roots: Mapping[str, Path]) -> "dict[str, Path | DataRootError]":
+    """The folder of each site on one machine, or why it has none; a folder that is another site's too is an error."""
+    from harmofl.data.findings import DataRootError, SharedFolderError
+
+    task = load_task(experiment)
+    places: dict[str, Path | DataRootError] = {}
+    taken: dict[tuple[Path, Hashable], str] = {}
+    for site, root in roots.items():
+        try:
+            folder = task.locate(root, site, experiment)
+            own = (folder.resolve(), task.part(folder, site, experiment))
+        except DataRootError as error:
+            places[site] = error
+            continue
+        other = taken.setdefault(own, site)
+        shared = f"would read {folder}, as {other} does; give each site a folder of its own"
+        places[site] = folder if other == site else SharedFolderError(shared)
+    return places
 
 
 def untrained_network(experiment: Experiment) -> nn.Module:
@@ -90,8 +234,20 @@ def untrained_network(experiment: Experiment) -> nn.Module:
     return build_network(
         settings.name,
         task.in_channels,
-        task.class_prior,
+        task.class_prior(experiment),
         width=settings.width,
         norm=settings.norm,
         seed=experiment.seed,
     )
+
+
+def _validated(model: type[Settings], values: Mapping[str, Any], section: str) -> Settings:
+    try:
+        return model.model_validate_json(json.dumps(values))  # JSON: a strict section takes no list for a tuple
+    except ValidationError as error:
+        raise ExperimentError(first_problem(error, model, f"{section}.")) from None
+
+
+def _written_out(model: type[Section], values: Mapping[str, Any], section: str) -> dict[str, Any]:
+    written: dict[str, Any] = _validated(model, values, section).model_dump(mode="json")
+    return written

@@ -1,21 +1,41 @@
 """Prostate segmentation on T2 MRI: three neighboring slices in, prostate or not out (HarmoFL, section 4.1)."""
 
 from collections import Counter
+from collections.abc import Hashable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import torch
+from pydantic import Field
 from torch import Tensor, nn
 
 from harmofl.core.scores import case_dice, predicted_classes, published_dice, summarize
 from harmofl.data.layout import find_cases, site_folder
 from harmofl.data.splits import Split, split_cases, split_slices_as_published
 from harmofl.data.volumes import Volume, VolumeCache, VolumeSettings, read_site
-from harmofl.data.windows import SliceWindows, volume_windows
-from harmofl.tasks import Evaluation, Predict, SiteData
+from harmofl.data.windows import SliceChoice, SliceWindows, volume_windows
+from harmofl.sections import Section
+from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_settings, reader_settings
 
 if TYPE_CHECKING:
+    from harmofl.data.checks import CaseReport, SiteReport
     from harmofl.experiment import Experiment
+
+
+class ProstateReader(Section):
+    """Which slices are trained on, and the intensity of the volume that becomes 1 (its minimum becomes 0)."""
+
+    upper_percentile: Annotated[float, Field(gt=50, le=100)] = 99.0
+    slices: SliceChoice = "foreground"
+
+
+class ProstateDemo(Section):
+    """Synthetic volumes: how many and how large, and the scanner of each site."""
+
+    cases: Annotated[int, Field(ge=1)] = 10
+    matrix: Annotated[int, Field(ge=64)] = 96
+    slices: Annotated[int, Field(ge=3)] = 12
+    scanners: dict[str, str] = {}
 
 
 class SegmentationLoss(nn.Module):
@@ -38,8 +58,20 @@ class ProstateTask:
 
     networks = ("unet",)
     in_channels = 3
-    class_prior = (0.95, 0.05)  # about 4 to 8 % of the pixels in the published figure of the six sites
     key_score = "dice"
+    score_note = (
+        "foreground Dice of each case as a whole volume; the interval is Student's over the cases of one site. A case "
+        "without prostate is undefined"
+    )
+    reader = ProstateReader
+    demo = ProstateDemo
+
+    def check(self, experiment: "Experiment") -> None:
+        """Every setting fits."""
+
+    def class_prior(self, experiment: "Experiment") -> tuple[float, ...]:
+        """Background and prostate: about 4 to 8 % of the pixels in the published figure of the six sites."""
+        return 0.95, 0.05
 
     def loss(self) -> SegmentationLoss:
         """The training loss."""
@@ -53,7 +85,11 @@ class ProstateTask:
         """
         return site_folder(root, site, experiment.data.aliases.get(site, ()))
 
-    def open_site(self, folder: Path, experiment: "Experiment", cache: Path) -> SiteData:
+    def part(self, folder: Path, site: str, experiment: "Experiment") -> Hashable:
+        """A folder of volumes belongs to one site as a whole."""
+        return None
+
+    def open_site(self, folder: Path, site: str, experiment: "Experiment", cache: Path) -> SiteData:
         """Read, split and check a site's cases; decoded volumes are kept under `cache`, never beside the data."""
         settings = volume_settings(experiment)
         cases, findings = find_cases(folder)
@@ -68,9 +104,17 @@ class ProstateTask:
         counts = {"training": len(used), "validation": len(validation), "test": len(test)}
         patients = len({experiment.data.patient_of(name) for name in used})
         skipped = Counter(finding.code for finding in findings if finding.severity == "error")
-        return SiteData(training, validation, test, findings, counts, dict(skipped), patients)
+        return SiteData(training, validation, test, findings, counts, lambda: dict(skipped), patients)
 
-    def evaluate(self, predict: Predict, split: list["ScoredVolume"]) -> Evaluation:
+    def inspect(self, folder: Path, site: str, experiment: "Experiment") -> FolderReport:
+        """Read every case as training would and report on all of them."""
+        from harmofl.data.checks import check_site
+
+        data, settings = experiment.data, volume_settings(experiment)
+        report = check_site(folder, settings, experiment.seed, data.fractions, data.patient_of)
+        return _folder_report(report, experiment)
+
+    def evaluate(self, predict: Predict, split: list["ScoredVolume"], *, workers: int) -> Evaluation:
         """Foreground Dice of each case as a volume; beside it the slice-wise two-class Dice of the released code."""
         dice, published = [], []
         for case in split:
@@ -84,8 +128,7 @@ class ProstateTask:
         """Write synthetic volumes with the scanner that the job's demo section gives this site."""
         from harmofl.data.synthetic import SCANNERS, write_prostate_site
 
-        demo = experiment.demo
-        assert demo is not None, "resolved with demo, so the section is there"
+        demo = demo_settings(experiment, ProstateDemo)
         names = sorted(SCANNERS)
         scanner = demo.scanners.get(site) or names[sum(site.encode()) % len(names)]
         write_prostate_site(
@@ -99,7 +142,8 @@ class ProstateTask:
         )
         part = {name: [v for v in volumes if v.name in set(getattr(split, name))] for name in ("train", "val", "test")}
         scored = [[ScoredVolume(volume) for volume in part[name]] for name in ("val", "test")]
-        return SliceWindows(part["train"], data.slices), *scored, list(split.findings)
+        slices = reader_settings(experiment, ProstateReader).slices
+        return SliceWindows(part["train"], slices), *scored, list(split.findings)
 
     def _split_slices(self, volumes: list[Volume], experiment: "Experiment") -> Any:
         keys = SliceWindows(volumes, "published").keys
@@ -126,8 +170,73 @@ class ScoredVolume:
 def volume_settings(experiment: "Experiment") -> VolumeSettings:
     """Size and window of the reader; intensity `none` keeps raw intensities."""
     data = experiment.data
-    percentile = None if experiment.amplitude.intensity == "none" else data.upper_percentile
+    percentile = None
+    if experiment.amplitude.intensity != "none":
+        percentile = reader_settings(experiment, ProstateReader).upper_percentile
     return VolumeSettings(data.height, data.width, percentile)
+
+
+_COLUMNS = (
+    "case",
+    "slices x rows x columns",
+    "spacing mm",
+    "orientation",
+    "labels",
+    "with prostate",
+    "gland mL",
+    "split",
+)
+_PATIENT_SPLIT = {"too_few_cases", "split_filled"}  # findings that a split by slices does not have
+
+
+def _folder_report(report: "SiteReport", experiment: "Experiment") -> FolderReport:
+    split, by_slices = report.split, experiment.data.split == "as_published"
+    parts = {case: part for part in ("train", "val", "test") for case in getattr(split, part)}
+    findings = list(report.findings)
+    counted = {case.name: case.foreground_slices for case in report.cases}
+    if by_slices:
+        findings = [finding for finding in findings if finding.code not in _PATIENT_SPLIT]
+        findings += split_slices_as_published((), experiment.seed).findings
+        parts = dict.fromkeys(parts, "by slices")
+        training, validation = sum(counted.values()) * 64 // 100, sum(counted.values()) * 16 // 100
+    else:
+        depths = {case.name: case.shape[0] for case in report.cases}
+        if reader_settings(experiment, ProstateReader).slices == "all":
+            counted = depths
+        training, validation = sum(counted[name] for name in split.train), sum(depths[name] for name in split.val)
+    by_case = f"{len(split.train)} training, {len(split.val)} validation, {len(split.test)} test; "
+    return FolderReport(
+        columns=_COLUMNS,
+        rows=tuple(_row(case, parts[case.name]) for case in report.cases),
+        summary=f"{len(report.cases)} cases: {'' if by_slices else by_case}{report.slices} slices, "
+        f"{report.foreground_slices} with prostate",
+        findings=tuple(findings),
+        training_images=training,
+        validation_images=validation,
+        training_patients=len({experiment.data.patient_of(name) for name in split.train}),
+        bytes_held=report.cache_bytes,
+        pixels={case.name: _pixel(case, experiment) for case in report.cases},
+    )
+
+
+def _row(case: "CaseReport", part: str) -> tuple[str, ...]:
+    return (
+        case.name,
+        " x ".join(map(str, case.shape)),
+        " x ".join(f"{size:.3g}" for size in case.spacing),
+        case.orientation,
+        ", ".join(map(str, case.labels)) or "none",
+        str(case.foreground_slices),
+        f"{case.gland_ml:.1f}",
+        part,
+    )
+
+
+def _pixel(case: "CaseReport", experiment: "Experiment") -> tuple[float, float]:
+    """Height and width of a pixel in mm after the resize to the experiment's size."""
+    _, row, column = case.spacing
+    _, rows, columns = case.shape
+    return row * rows / experiment.data.height, column * columns / experiment.data.width
 
 
 TASK = ProstateTask()

@@ -39,7 +39,7 @@ def test_a_good_root_shows_every_site_case_and_cost(
     row = next(line for line in shown.out.splitlines() if line.startswith("Case00"))
     assert "4 x 64 x 64" in row and row.split()[-1] in ("train", "val", "test")
     # 3 cases of 4 slices of 64 x 64 at 2 bytes for the image and 1 for the mask: 147456 bytes = 0.14 MiB
-    assert "volumes 0.1 MiB" in shown.out
+    assert "HK: 0.1 MiB of images held in memory" in shown.out
     assert "3 cases: 1 training, 1 validation, 1 test; 12 slices" in shown.out
     assert "memory: about" in shown.out and "a round about" in shown.out
     assert "error" not in shown.out

@@ -55,7 +55,16 @@ def test_a_slow_step_is_measured_once_and_said_so(job: Path, monkeypatch: pytest
     assert pace.prediction == pytest.approx(pace.training / 6)
 
 
-def test_a_network_that_cannot_be_built_is_a_mistake_in_the_job(job: Path) -> None:
-    experiment = resolved(job, "network.name=densenet121")
-    with pytest.raises(ExperimentError, match="network.name: task prostate needs unet"):
-        costs.training_bytes(experiment)
+def test_a_network_that_cannot_be_built_is_a_mistake_in_the_job(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: Experiment) -> None:
+        raise ValueError("network.norm: no")
+
+    monkeypatch.setattr(costs, "untrained_network", refuse)
+    with pytest.raises(ExperimentError, match=r"network.norm: no"):
+        costs.training_bytes(resolved(job))
+
+
+def test_classification_is_measured_with_a_label_an_image() -> None:
+    job = read_job(Path(__file__).parents[3] / "jobs" / "harmofl_camelyon17", ["network.width=4", "data.height=64"])
+    pace = costs.measure_pace(job.resolve(demo=False))
+    assert pace.training > 0

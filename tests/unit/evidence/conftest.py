@@ -51,6 +51,7 @@ def results(written: dict[str, Any]) -> Results:
             "best_round": 1,
             "best_reason": "highest mean validation dice over sites: 0.400",
             "key_score": "dice",
+            "score_note": "foreground Dice of each case",
             "sites": {
                 "HEALTHY": site({"dice": score([0.75, 0.5]), "published_dice": score([0.875])}),
                 "EMPTY": site({"dice": score([None, None]), "published_dice": score([None])}),

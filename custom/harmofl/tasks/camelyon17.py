@@ -1,0 +1,203 @@
+"""Tumor in lymph node patches (Camelyon17-WILDS): one RGB patch in, tumor or not out (HarmoFL, section 4.1)."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import torch
+from pydantic import Field
+from torch import nn
+
+from harmofl.core.classification import accuracy_by_group, binary_scores, predicted_labels
+from harmofl.core.training import batches
+from harmofl.data.findings import DataRootError, Finding
+from harmofl.data.layout import named_folder
+from harmofl.data.patch_index import METADATA, PatchIndex, read_index
+from harmofl.data.patches import LABELS, Patches, PatchSplit, Rows, split_by_slide, split_patches_as_published
+from harmofl.sections import ExperimentError, Section
+from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_settings, reader_settings
+
+if TYPE_CHECKING:
+    from harmofl.experiment import Experiment
+
+AT_ONCE = 512  # patches decoded for one prediction; 57 MB at 96 x 96 pixels
+Center = Annotated[int, Field(ge=0)]
+
+
+class Camelyon17Reader(Section):
+    """Which values of the column `center` are a site's, and what part of its patches may be unreadable."""
+
+    centers: dict[str, Annotated[tuple[Center, ...], Field(min_length=1)]]
+    bad_share: Annotated[float, Field(ge=0, lt=1)] = 0.01
+
+
+class Camelyon17Demo(Section):
+    """Synthetic patches of a site: slides (each of a patient of its own), patches, and the laboratory of each site."""
+
+    slides: Annotated[int, Field(ge=3, le=10)] = 10
+    patches: Annotated[int, Field(ge=6)] = 120
+    laboratories: dict[str, str] = {}
+
+
+class Camelyon17Task:
+    """Reader, loss and scores of the breast histology job."""
+
+    networks = ("densenet121",)
+    in_channels = 3
+    key_score = "accuracy"
+    score_note = (
+        "share of the test patches whose class is found; intervals are Wilson's (AUROC: DeLong's) and take patches for "
+        "independent, so accuracy_by_slide, Student's over slides, is the honest one for new slides"
+    )
+    reader = Camelyon17Reader
+    demo = Camelyon17Demo
+
+    def check(self, experiment: "Experiment") -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            ExperimentError: norm layers that DenseNet121 cannot have.
+        """
+        if experiment.network.norm == "batch_stats":
+            raise ExperimentError(
+                "network.norm: DenseNet121 cannot have 'batch_stats' norm layers, which the published presets ask for; "
+                "set network.norm to 'batch' or 'instance' beside the preset"
+            )
+
+    def class_prior(self, experiment: "Experiment") -> tuple[float, ...]:
+        """Half of the patches of a center hold tumor, by construction of the data set."""
+        return 0.5, 0.5
+
+    def loss(self) -> nn.CrossEntropyLoss:
+        """The training loss."""
+        return nn.CrossEntropyLoss()
+
+    def locate(self, root: Path, site: str, experiment: "Experiment") -> Path:
+        """`<root>/<site or alias>` if it exists, else the root itself if it holds metadata.csv.
+
+        Raises:
+            DataRootError: neither; one line naming both.
+        """
+        if not root.is_dir():
+            raise DataRootError(f"data root {root} is not a folder; set HARMOFL_DATA_ROOT to the folder of the patches")
+        names = [site, *experiment.data.aliases.get(site, ())]
+        folder = named_folder(root, names) or root
+        if (folder / METADATA).is_file():
+            return folder
+        if folder != root:
+            raise DataRootError(f"{folder} holds no {METADATA}; put it there, beside the folder patches")
+        places = " or ".join(str(root / name) for name in names)
+        raise DataRootError(
+            f"no data for site {site}: neither the folder {places} exists, nor does {root} itself hold {METADATA}; "
+            "put the patches there or correct HARMOFL_DATA_ROOT"
+        )
+
+    def part(self, folder: Path, site: str, experiment: "Experiment") -> Hashable:
+        """A site's centers in a folder that holds those of several sites."""
+        return self._centers(site, experiment)
+
+    def open_site(self, folder: Path, site: str, experiment: "Experiment", cache: Path) -> SiteData:
+        """Read the index, split it and decode a sample; patches are decoded when asked for, nothing is cached."""
+        index, split = self._split(folder, site, experiment)
+        parts = {
+            name: self._patches(index, rows, experiment)
+            for name, rows in (("training", split.train), ("validation", split.val), ("test", split.test))
+        }
+        findings = [*index.findings, *split.findings]
+        for part in parts.values():
+            findings += part.check(experiment.seed) if len(part) else []
+
+        def skipped() -> dict[str, int]:
+            found: dict[str, int] = {}
+            for part in parts.values():
+                for code, count in part.skipped().items():
+                    found[code] = found.get(code, 0) + count
+            return found
+
+        return SiteData(
+            training=parts["training"],
+            validation=parts["validation"],
+            test=parts["test"],
+            findings=findings,
+            cases={name: len(part) for name, part in parts.items()},
+            skipped=skipped,
+            training_patients=len(set(index.patient[split.train].tolist())),
+        )
+
+    def inspect(self, folder: Path, site: str, experiment: "Experiment") -> FolderReport:
+        """Count patches by center, label and the file's own split, and decode a sample of each part."""
+        index, split = self._split(folder, site, experiment)
+        findings: list[Finding] = [*index.findings, *split.findings]
+        for part in (split.train, split.val, split.test):
+            patches = self._patches(index, part, experiment)
+            findings += patches.check(experiment.seed) if len(patches) else []
+            findings += patches.findings()
+        rows = [
+            (str(center), LABELS[label], str(of_file), str(count))
+            for (center, label, of_file), count in index.counts().items()
+        ]
+        return FolderReport(
+            columns=("center", "label", "split in the file", "patches"),
+            rows=tuple(rows),
+            summary=f"{len(index)} patches on {len(set(index.slide.tolist()))} slides of "
+            f"{len(set(index.patient.tolist()))} patients: {len(split.train)} training, {len(split.val)} validation, "
+            f"{len(split.test)} test",
+            findings=tuple(findings),
+            training_images=len(split.train),
+            validation_images=len(split.val),
+            training_patients=len(set(index.patient[split.train].tolist())),
+            bytes_held=0,
+        )
+
+    def evaluate(self, predict: Predict, split: Patches, *, workers: int) -> Evaluation:
+        """Accuracy, AUROC, sensitivity and specificity over all readable patches; accuracy slide by slide."""
+        if not len(split):
+            return Evaluation(None, {"accuracy_by_slide": []}, {})
+        pairs = [(predict(images), labels) for images, labels in batches(split, AT_ONCE, None, workers)]
+        logits, labels = (torch.cat(parts) for parts in zip(*pairs, strict=True))
+        readable = torch.ones(len(labels), dtype=torch.bool)
+        readable[torch.from_numpy(split.bad())] = False  # stand-ins would be scored twice
+        slides = torch.from_numpy(split.index.slide[split.rows])[readable]
+        logits, labels = logits[readable], labels[readable]
+        pooled = binary_scores(logits, labels)
+        by_slide = accuracy_by_group(predicted_labels(logits), labels, slides)
+        return Evaluation(pooled["accuracy"].value, {"accuracy_by_slide": by_slide}, pooled)
+
+    def write_demo(self, folder: Path, site: str, experiment: "Experiment") -> None:
+        """Write synthetic patches as the laboratory that the job's demo section gives this site stains them."""
+        from harmofl.data.stains import HOSPITALS
+        from harmofl.data.synthetic_histology import write_patches_site
+
+        demo, data = demo_settings(experiment, Camelyon17Demo), experiment.data
+        names = sorted(HOSPITALS)
+        center = self._centers(site, experiment)[0]
+        write_patches_site(
+            folder,
+            demo.laboratories.get(site) or names[center % len(names)],
+            center,
+            slides=demo.slides,
+            patches=demo.patches,
+            seed=experiment.seed,
+            size=data.height,
+        )
+
+    @staticmethod
+    def _centers(site: str, experiment: "Experiment") -> tuple[int, ...]:
+        centers = reader_settings(experiment, Camelyon17Reader).centers
+        if site not in centers:
+            raise ExperimentError(f"reader.centers: has no site {site}, only {', '.join(centers)}; add its centers")
+        return centers[site]
+
+    def _split(self, folder: Path, site: str, experiment: "Experiment") -> tuple[PatchIndex, PatchSplit]:
+        index = read_index(folder, self._centers(site, experiment))
+        if experiment.data.split == "as_published":
+            return index, split_patches_as_published(index, experiment.seed)
+        return index, split_by_slide(index, experiment.seed, experiment.data.fractions)
+
+    @staticmethod
+    def _patches(index: PatchIndex, rows: Rows, experiment: "Experiment") -> Patches:
+        data, settings = experiment.data, reader_settings(experiment, Camelyon17Reader)
+        return Patches(index, rows, data.height, data.width, settings.bad_share)
+
+
+TASK = Camelyon17Task()

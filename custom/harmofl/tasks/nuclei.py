@@ -1,0 +1,198 @@
+"""Nuclei in H&E images (MoNuSAC, MoNuSeg, TNBC): tiles in, nucleus or cell type out (HarmoFL, section 4.1)."""
+
+from collections.abc import Hashable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import numpy as np
+import torch
+from pydantic import Field
+
+from harmofl.core.losses import DiceLossIgnoring
+from harmofl.core.scores import image_dice, predicted_classes, summarize
+from harmofl.data.findings import Finding
+from harmofl.data.imagescope import CELL_TYPES, IGNORED, NUCLEUS
+from harmofl.data.nuclei import NucleiImage, read_site_images, split_images
+from harmofl.data.sitemap import SiteMap, nuclei_folder, read_site_map, site_cases
+from harmofl.data.splits import SITE, Part
+from harmofl.data.tiles import NucleiTiles, whole_image_logits
+from harmofl.sections import ExperimentError, Section
+from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_settings, reader_settings
+
+if TYPE_CHECKING:
+    from harmofl.experiment import Experiment
+
+MAP_FILE = "sites.json"  # in the data root; written by the site, not by a job
+Split = dict[Part, list[NucleiImage]]
+CLASSES = {"nucleus": (NUCLEUS,), "cell_types": CELL_TYPES}
+
+
+class NucleiReader(Section):
+    """What is segmented: nuclei against the rest, or the four cell types of MoNuSAC."""
+
+    classes: Literal["nucleus", "cell_types"] = "nucleus"
+
+
+class NucleiDemo(Section):
+    """Synthetic images of a site: patients, images, their edge in pixels, and the look of each site."""
+
+    patients: Annotated[int, Field(ge=3)] = 10
+    images: Annotated[int, Field(ge=3)] = 10
+    size: Annotated[int, Field(ge=64)] = 128
+    profiles: dict[str, str] = {}
+
+
+class NucleiTask:
+    """Reader, loss and scores of the nuclei job."""
+
+    networks = ("unet",)
+    in_channels = 3
+    key_score = "dice"
+    score_note = (
+        "foreground Dice of each image as a whole, ambiguous regions left out; the interval is Student's over the "
+        "images of one site. An image where neither prediction nor truth has a nucleus is undefined"
+    )
+    reader = NucleiReader
+    demo = NucleiDemo
+
+    def check(self, experiment: "Experiment") -> None:
+        """Refuse what does not fit.
+
+        Raises:
+            ExperimentError: tiles that are not square.
+        """
+        data = experiment.data
+        if data.height != data.width:
+            raise ExperimentError(f"data.width: tiles are square, so it must be {data.height} as data.height is")
+
+    def class_prior(self, experiment: "Experiment") -> tuple[float, ...]:
+        """Background, then nuclei (about a fifth of a tissue image) or the cell types in their order."""
+        if reader_settings(experiment, NucleiReader).classes == "nucleus":
+            return 0.8, 0.2
+        return 0.8, 0.1, 0.08, 0.01, 0.01
+
+    def loss(self) -> DiceLossIgnoring:
+        """The training loss."""
+        return DiceLossIgnoring(IGNORED)
+
+    def locate(self, root: Path, site: str, experiment: "Experiment") -> Path:
+        """The folder under `root` that holds this site's images, by the site's map, its name or an alias.
+
+        Raises:
+            DataRootError: no such folder; one line with the mend.
+        """
+        return nuclei_folder(root, site, experiment.data.aliases.get(site, ()), _site_map(root))
+
+    def part(self, folder: Path, site: str, experiment: "Experiment") -> Hashable:
+        """With a map several sites share a folder: it tells whose an image is, and refuses what two claim."""
+        return site if _site_map(folder) else None
+
+    def open_site(self, folder: Path, site: str, experiment: "Experiment", cache: Path) -> SiteData:
+        """Read, split and check a site's images; they are held decoded, 4 bytes a pixel."""
+        images, findings = _read(folder, site, experiment)
+        split, more = _split(images, experiment)
+        findings += more
+        skipped: dict[str, int] = {}
+        for finding in findings:
+            if finding.severity == "error":
+                skipped[finding.code] = skipped.get(finding.code, 0) + 1
+        return SiteData(
+            training=NucleiTiles(split["train"], experiment.data.height),
+            validation=ScoredImages(split["val"], experiment),
+            test=ScoredImages(split["test"], experiment),
+            findings=findings,
+            cases={"training": len(split["train"]), "validation": len(split["val"]), "test": len(split["test"])},
+            skipped=lambda: skipped,
+            training_patients=len({image.patient for image in split["train"]}),
+        )
+
+    def inspect(self, folder: Path, site: str, experiment: "Experiment") -> FolderReport:
+        """Read every image and annotation as training would."""
+        images, findings = _read(folder, site, experiment)
+        split, more = _split(images, experiment)
+        parts = {image.name: part for part, held in split.items() for image in held}
+        size = experiment.data.height
+        return FolderReport(
+            columns=("image", "patient", "columns x rows", "nuclei %", "ignored %", "split"),
+            rows=tuple(_row(image, parts[image.name]) for image in images),
+            summary=f"{len(images)} images of {len({image.patient for image in images})} patients: "
+            f"{len(split['train'])} training, {len(split['val'])} validation, {len(split['test'])} test; "
+            f"{len(NucleiTiles(images, size))} tiles of {size} x {size}",
+            findings=(*findings, *more),
+            training_images=len(NucleiTiles(split["train"], size)),
+            validation_images=len(NucleiTiles(split["val"], size)),
+            training_patients=len({image.patient for image in split["train"]}),
+            bytes_held=sum(image.image.nbytes + image.target.nbytes for image in images),
+        )
+
+    def evaluate(self, predict: Predict, split: "ScoredImages", *, workers: int) -> Evaluation:
+        """Dice of the foreground and of each class, an image as a whole."""
+        scores: dict[str, list[float]] = {"dice": []}
+        scores |= {f"dice_{name}": [] for name in split.classes if len(split.classes) > 1}
+        for image in split.images:
+            predicted = predicted_classes(whole_image_logits(predict, image, split.size))[0]
+            target = torch.from_numpy(image.target).long()
+            scores["dice"].append(image_dice(predicted, target, ignored=IGNORED))
+            for label, name in enumerate(split.classes, start=1):
+                if f"dice_{name}" in scores:
+                    scores[f"dice_{name}"].append(image_dice(predicted, target, ignored=IGNORED, label=label))
+        return Evaluation(summarize(scores["dice"]).mean, scores)
+
+    def write_demo(self, folder: Path, site: str, experiment: "Experiment") -> None:
+        """Write synthetic images and outlines as the profile that the job's demo section gives this site has them."""
+        from harmofl.data.synthetic_histology import NUCLEI_SITES, write_nuclei_site
+
+        demo, names = demo_settings(experiment, NucleiDemo), sorted(NUCLEI_SITES)
+        write_nuclei_site(
+            folder,
+            demo.profiles.get(site) or names[sum(site.encode()) % len(names)],
+            patients=demo.patients,
+            images=demo.images,
+            seed=experiment.seed,
+            size=demo.size,
+        )
+
+
+class ScoredImages:
+    """Images to score, with the names of their classes and the edge of the tiles."""
+
+    def __init__(self, images: list[NucleiImage], experiment: "Experiment") -> None:
+        """Keep the images."""
+        self.images, self.size = images, experiment.data.height
+        self.classes = CLASSES[reader_settings(experiment, NucleiReader).classes]
+
+    def __len__(self) -> int:
+        """Return the number of images."""
+        return len(self.images)
+
+
+def _site_map(root: Path) -> SiteMap | None:
+    path = root / MAP_FILE
+    return read_site_map(path) if path.is_file() else None
+
+
+def _read(folder: Path, site: str, experiment: "Experiment") -> tuple[list[NucleiImage], list[Finding]]:
+    # the map lies in the data root, which is the folder itself or the one above it
+    site_map = _site_map(folder) or _site_map(folder.parent)
+    cases, findings = site_cases(folder, site, site_map)
+    images, more = read_site_images(cases, CLASSES[reader_settings(experiment, NucleiReader).classes])
+    return images, findings + more
+
+
+def _split(images: list[NucleiImage], experiment: "Experiment") -> tuple[Split, list[Finding]]:
+    if experiment.data.split == "patient":
+        return split_images(images, experiment.seed, experiment.data.fractions)
+    split, findings = split_images(images, experiment.seed, experiment.data.fractions, patient=lambda image: image.name)
+    message = "images of one patient are in training and test (as published), test scores are too high"
+    leak = Finding("warning", "image_leakage", SITE, message, "split by patient for results that count")
+    return split, [leak, *findings]
+
+
+def _row(image: NucleiImage, part: str) -> tuple[str, ...]:
+    rows, columns = image.target.shape
+    ignored = float(np.mean(image.target == IGNORED))
+    nuclei = float(np.mean(image.target > 0)) - ignored
+    return image.name, image.patient, f"{columns} x {rows}", f"{100 * nuclei:.1f}", f"{100 * ignored:.1f}", part
+
+
+TASK = NucleiTask()
