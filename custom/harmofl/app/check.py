@@ -17,8 +17,17 @@ from harmofl.experiment import Experiment
 NARROWEST = 110  # columns; tables that go to a file are not squeezed to 80
 
 
-def check(data_root: Path, job_folder: Path, assignments: Sequence[str], site: str | None) -> int:
+def check(
+    data_root: Path, job_folder: Path, assignments: Sequence[str], site: str | None, *, allow_code: bool = False
+) -> int:
     """Report on every site's folder under `data_root`, or on `data_root` itself where it is one site's folder.
+
+    Args:
+        data_root: the folder.
+        job_folder: the job.
+        assignments: `key=value` changes of experiment.json.
+        site: the only site to look at.
+        allow_code: let a task that the job brings along run.
 
     Returns:
         1 where a site or a case cannot be used, else 0.
@@ -27,6 +36,7 @@ def check(data_root: Path, job_folder: Path, assignments: Sequence[str], site: s
         JobError, ExperimentError: a mistake in the command or the job.
     """
     job = read_job(job_folder, assignments)
+    job.admit_task(own_code=allow_code)
     experiment = job.resolve(demo=False)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:

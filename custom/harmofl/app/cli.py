@@ -1,4 +1,4 @@
-"""The harmofl command: `harmofl check` and `harmofl simulate`."""
+"""The harmofl command: `harmofl check`, `harmofl simulate` and `harmofl demo-data`."""
 
 import argparse
 import sys
@@ -21,7 +21,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     from harmofl.experiment import ExperimentError
 
     try:
-        return _check(options) if options.command == "check" else _simulate(options)
+        return COMMANDS[options.command](options)
     except (ExperimentError, JobError) as error:
         sys.stderr.write(f"harmofl {options.command}: {error}\n")
         return 2
@@ -33,7 +33,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> int:
     from harmofl.app.check import check
 
-    return check(options.data_root, options.job, options.assignments, options.site)
+    return check(options.data_root, options.job, options.assignments, options.site, allow_code=options.allow_code)
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -49,11 +49,21 @@ def _simulate(options: argparse.Namespace) -> int:
     )
 
 
+def _demo_data(options: argparse.Namespace) -> int:
+    from harmofl.app.demo_data import demo_data
+
+    return demo_data(options.job, options.assignments, output=options.output, gallery=options.gallery)
+
+
+COMMANDS = {"check": _check, "simulate": _simulate, "demo-data": _demo_data}
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="harmofl", description="HarmoFL for hospitals, on NVIDIA FLARE.")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_check(commands)
     _add_simulate(commands)
+    _add_demo_data(commands)
     return parser
 
 
@@ -67,6 +77,7 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     check.add_argument("data_root", type=Path, metavar="DATA_ROOT", help="folder of the sites' folders, or of one site")
     check.add_argument("--job", type=Path, required=True, help="job folder, for example jobs/harmofl_prostate")
     check.add_argument("--site", metavar="NAME", help="check this site of the job only")
+    check.add_argument("--allow-code", action="store_true", help="run a task that the job brings along (read it first)")
     _add_set(check)
 
 
@@ -92,6 +103,25 @@ def _add_simulate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="receives logs and results, replaced by every run (default: ./simulator_workspace)",
     )
     _add_set(simulate)
+
+
+def _add_demo_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    demo_data = commands.add_parser(
+        "demo-data",
+        help="write the synthetic data of a job as files, with a page of example images",
+        description="Write the synthetic data of every site of a job as real files. Exit code 0, 1 where data that was "
+        "there already cannot be read, 2 for a mistake in the command or the job.",
+    )
+    demo_data.add_argument("job", type=Path, metavar="JOB", help="job folder, for example jobs/harmofl_prostate")
+    demo_data.add_argument(
+        "-o", dest="output", type=Path, required=True, metavar="DIR", help="receives a folder a site: a data root"
+    )
+    demo_data.add_argument(
+        "--gallery",
+        action="store_true",
+        help="also write DIR/gallery.html: images of every site before and after each step of the normalization",
+    )
+    _add_set(demo_data)
 
 
 def _add_set(command: argparse.ArgumentParser) -> None:

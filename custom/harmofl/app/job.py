@@ -3,8 +3,10 @@
 import json
 import re
 import shutil
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +48,33 @@ class Job:
                     "choose another method or leave it out"
                 )
         return experiment
+
+    def admit_task(self, *, own_code: bool) -> None:
+        """Import a task from outside the package, from the job's own custom folder or where it is installed.
+
+        Args:
+            own_code: whoever runs the command lets the job's code run on this machine.
+
+        Raises:
+            JobError: it may not run, or is not there.
+        """
+        from harmofl.tasks import admit, is_outside
+
+        name, custom = self.settings.get("task"), self.folder / self.apps[0] / "custom"
+        if not isinstance(name, str) or not is_outside(name):
+            return
+        if not own_code:
+            raise JobError(
+                f"task: {name} comes from outside the package; read its code, then add --allow-code to run it"
+            )
+        sys.path.insert(0, str(custom))
+        module, _, kind = name.rpartition(".")
+        try:
+            admit(name, getattr(import_module(module), kind)())
+        except (ImportError, AttributeError) as error:
+            raise JobError(f"task: {name} cannot be imported ({error}); put it into {custom} or install it") from None
+        finally:
+            sys.path.remove(str(custom))
 
     def copy_to(self, parent: Path) -> Path:
         """Copy the job below `parent`, with these settings in its experiment.json, and return the copy."""

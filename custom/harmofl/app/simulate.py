@@ -46,6 +46,7 @@ def simulate(
         JobError, ExperimentError: a mistake in the command or the job.
     """
     job, roots = _placed(read_job(job_folder, assignments), data, demo)
+    job.admit_task(own_code=True)
     experiment = job.resolve(demo=not roots)
     _check_numbers(job, experiment, threads)
     workspace = _usable_workspace(workspace, roots.values(), [job.folder, *_kept_state(experiment)])

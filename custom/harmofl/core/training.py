@@ -1,7 +1,8 @@
 """One round of local training and the prediction that goes with it."""
 
 import hashlib
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -15,6 +16,8 @@ from torch.utils.data import DataLoader, Dataset
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.augmentation import flip_and_rotate
 from harmofl.core.perturbation import WeightPerturbation
+
+Arrays = Mapping[str, np.ndarray]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -195,7 +198,7 @@ def state_arrays(network: nn.Module) -> dict[str, np.ndarray]:
     return arrays
 
 
-def arrays_sha256(arrays: dict[str, np.ndarray]) -> str:
+def arrays_sha256(arrays: Arrays) -> str:
     """SHA-256 over names, types, shapes and bytes of a model's entries, whatever their order."""
     digest = hashlib.sha256()
     for name in sorted(arrays):
@@ -205,7 +208,7 @@ def arrays_sha256(arrays: dict[str, np.ndarray]) -> str:
     return digest.hexdigest()
 
 
-def load_arrays(network: nn.Module, arrays: dict[str, np.ndarray]) -> None:
+def load_arrays(network: nn.Module, arrays: Arrays) -> None:
     """Load NumPy entries into a network, each in its own shape and type.
 
     Raises:
@@ -219,3 +222,18 @@ def load_arrays(network: nn.Module, arrays: dict[str, np.ndarray]) -> None:
     network.load_state_dict(
         {name: torch.as_tensor(np.asarray(arrays[name])).reshape(v.shape).to(v.dtype) for name, v in state.items()}
     )
+
+
+def array_difference(before: Arrays, after: Arrays) -> dict[str, np.ndarray]:
+    """What training added, entry by entry, in the entry's own type.
+
+    Raises:
+        TrainingError: an entry is not finite, which must not leave the site.
+    """
+    difference = {}
+    for name, old in before.items():
+        change = after[name] - old
+        if not math.isfinite(float(np.sum(change, dtype=np.float64))):
+            raise TrainingError(f"training left values that are not finite in {name}; lower training.learning_rate")
+        difference[name] = change
+    return difference

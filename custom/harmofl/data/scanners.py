@@ -26,6 +26,11 @@ class Scanner:
     zones: bool = False  # labels 0/1/2 (peripheral, transition) instead of 0/1
     tissue: dict[str, float] = field(default_factory=dict)  # where the contrast differs from TISSUE
 
+    def __str__(self) -> str:
+        """Return what tells its images from others, for a caption."""
+        coil = {"surface": "surface coil", "endorectal": "endorectal coil", "body": "body coil"}[self.coil]
+        return f"{coil}, field of view {self.field_of_view:g} mm, blur {self.blur:g} mm, noise {100 * self.noise:.2g} %"
+
 
 # A T2-weighted turbo spin echo at 3 T: fat and fluid bright, muscle and air dark.
 TISSUE = {

@@ -27,6 +27,14 @@ class Laboratory:
     noise: float  # standard deviation of the sensor noise, in gray levels
     quality: int  # of the JPEG compression in the slide file; a low one softens the detail
 
+    def __str__(self) -> str:
+        """Return what tells its images from others, for a caption."""
+        hematoxylin, eosin = self.strengths
+        return (
+            f"optical density of hematoxylin {hematoxylin:g}, of eosin {eosin:g}, blur {self.blur:g} µm, "
+            f"noise {self.noise:g} gray levels, JPEG quality {self.quality}"
+        )
+
 
 # Vectors, strengths and backgrounds are near those estimated (method of Macenko) from five tissue source sites of
 # TCGA breast slides, whose mean colors are in the order below 165/140/175, 161/96/139, 195/150/185, 133/67/122 and

@@ -1,20 +1,17 @@
 """report.html: one self-contained page about a run, readable offline, in print and in dark mode."""
 
-import io
 from collections.abc import Sequence
-from importlib.resources import files
 from pathlib import Path
 
+from harmofl.evidence.page import inline_svg, write_page
 from harmofl.evidence.results import Results, RoundRecord
 
 
 def write_report(results: Results, rounds: Sequence[RoundRecord], path: Path) -> None:
     """Render the page; the file is replaced as a whole."""
-    from jinja2 import Environment, StrictUndefined
-
-    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    template = environment.from_string((files(__package__) / "report.html.j2").read_text(encoding="utf-8"))
-    page = template.render(
+    write_page(
+        "report.html.j2",
+        path,
         results=results,
         rounds=rounds,
         validation_curve=_curve(rounds, "validation", "validation " + results.key_score),
@@ -22,14 +19,10 @@ def write_report(results: Results, rounds: Sequence[RoundRecord], path: Path) ->
         key=results.key_score,
         trained_on=sorted({site for accepted in results.sites_accepted for site in accepted}),
     )
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
 
 
 def _curve(rounds: Sequence[RoundRecord], field: str, label: str) -> str:
     """One line a site over the rounds as inline SVG; gaps where a site has no value."""
-    from matplotlib import rc_context
     from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
@@ -45,10 +38,4 @@ def _curve(rounds: Sequence[RoundRecord], field: str, label: str) -> str:
     axes.spines[["top", "right"]].set_visible(False)
     if axes.lines:
         axes.legend(frameon=False, fontsize=8, ncols=2)
-    buffer = io.StringIO()
-    # no date and no random ids: two runs with equal numbers give equal pages
-    with rc_context({"svg.hashsalt": field}):
-        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-        figure.savefig(buffer, format="svg", metadata=metadata, transparent=True)
-    svg = buffer.getvalue()
-    return svg[svg.index("<svg") :]
+    return inline_svg(figure, field)

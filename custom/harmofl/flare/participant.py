@@ -1,6 +1,5 @@
 """What a site computes for each task: amplitude statistic, one round of training, evaluation."""
 
-import math
 import os
 import time
 from collections.abc import Callable
@@ -9,7 +8,6 @@ from functools import cached_property
 from logging import Logger
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -17,8 +15,8 @@ from harmofl.core.amplitude import AmplitudeNormalization, Estimation
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
     RoundSettings,
-    TrainingError,
     TrainingStoppedError,
+    array_difference,
     arrays_sha256,
     batches,
     build_optimizer,
@@ -33,6 +31,8 @@ from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.state import SiteState
 from harmofl.flare.wire import AmplitudeStatistic, Arrays, ModelMessage, UpdateMessage
 from harmofl.tasks import Evaluation, SiteData, load_task, untrained_network
+
+MOST_WORKERS = 4  # decoding patches keeps up with a GPU then
 
 
 class Participant:
@@ -131,7 +131,7 @@ class Participant:
             seed=seed_of(experiment.seed, self._site.name, round_number),
             should_stop=self._should_stop,
         )
-        difference = _difference(before, state_arrays(network))
+        difference = array_difference(before, state_arrays(network))
         statistic = self._statistic_of_first_round(received, normalization)
         self._state.save_round(round_number, {"optimizer": optimizer.state_dict()})
         numbers = self._counts() | {
@@ -190,7 +190,7 @@ class Participant:
 
     def _exact_statistic(self) -> AmplitudeStatistic:
         exact = build_normalization(self._experiment, self._task.in_channels, estimation="before_training")
-        for images, _ in batches(self.data.training, self._experiment.training.batch_size, None, self._site.workers):
+        for images, _ in batches(self.data.training, self._experiment.training.batch_size, None, self._workers):
             self._stop_if_asked()
             exact.observe(images.to(self.device))
         statistic = exact.local_statistic
@@ -231,6 +231,13 @@ class Participant:
             return
         optimizer.load_state_dict(held["optimizer"])
 
+    @property
+    def _workers(self) -> int:
+        """Loader processes: the site's, else some where a task decodes images when asked for them."""
+        if self._site.workers is not None:
+            return self._site.workers
+        return min(MOST_WORKERS, torch.get_num_threads()) if self._task.decodes_on_access else 0
+
     def _evaluate(self, network: nn.Module, normalization: AmplitudeNormalization, split: Any) -> Evaluation:
         settings = self._experiment.training
 
@@ -238,7 +245,7 @@ class Participant:
             self._stop_if_asked()
             return predict(network, normalization, images, settings.batch_size, settings.precision)
 
-        return self._task.evaluate(logits, split, workers=self._site.workers)
+        return self._task.evaluate(logits, split, workers=self._workers)
 
     def _round_settings(self) -> RoundSettings:
         settings = self._experiment.training
@@ -248,7 +255,7 @@ class Participant:
             augmentation=settings.augmentation,
             clip_norm=settings.clip_norm,
             precision=settings.precision,
-            workers=self._site.workers,
+            workers=self._workers,
         )
 
     def _counts(self) -> dict[str, Any]:
@@ -274,18 +281,3 @@ def build_normalization(
         height=experiment.data.height,
         width=experiment.data.width,
     )
-
-
-def _difference(before: Arrays, after: Arrays) -> Arrays:
-    """What training added, entry by entry, in the entry's own type.
-
-    Raises:
-        TrainingError: an entry is not finite, which must not leave the site.
-    """
-    difference = {}
-    for name, old in before.items():
-        change = after[name] - old
-        if not math.isfinite(float(np.sum(change, dtype=np.float64))):
-            raise TrainingError(f"training left values that are not finite in {name}; lower training.learning_rate")
-        difference[name] = change
-    return difference

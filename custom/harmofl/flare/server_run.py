@@ -15,10 +15,10 @@ from nvflare.app_common.app_constant import DefaultCheckpointFileName
 from harmofl.data.findings import SharedFolderError
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError
-from harmofl.flare.site import read_job_settings, server_wants_demo, simulated_data_root
+from harmofl.flare.site import read_job_settings, resolve_job, server_wants_demo, simulated_data_root
 from harmofl.flare.state import Checkpoint, StateError
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
-from harmofl.tasks import place_sites, resolve_experiment
+from harmofl.tasks import place_sites
 
 FINAL_MODEL, BEST_MODEL = DefaultCheckpointFileName.GLOBAL_MODEL, DefaultCheckpointFileName.BEST_GLOBAL_MODEL
 
@@ -110,7 +110,7 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     """
     settings = read_job_settings(fl_ctx)
     demo = server_wants_demo(settings, fl_ctx)
-    experiment = resolve_experiment(settings, demo=demo)
+    experiment = resolve_job(fl_ctx, demo)
     folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
     roots = {site: simulated_data_root(site, fl_ctx) for site in expected}
     _refuse_shared_folders(experiment, {site: root for site, root in roots.items() if root is not None})

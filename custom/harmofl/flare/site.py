@@ -11,6 +11,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.simulator.simulator_server import SimulatorServerEngine
 
 from harmofl.experiment import FILE_NAME, Experiment, read_settings
+from harmofl.flare.outside import admit_outside_task
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
@@ -35,7 +36,7 @@ class SiteConfig:
     data_root: Path | None
     state_root: Path
     device: str = "auto"
-    workers: int = 0
+    workers: int | None = None  # None: as the task needs
     threads: int | None = None
     minimum_cases: int = MINIMUM_CASES
 
@@ -76,7 +77,9 @@ def resolve_job(fl_ctx: FLContext, demo: bool) -> Experiment:
     """The running job's experiment, resolved with or without its demo overrides."""
     from harmofl.tasks import resolve_experiment  # torch with it: what only registers an executor stays quick
 
-    return resolve_experiment(read_job_settings(fl_ctx), demo=demo)
+    settings = read_job_settings(fl_ctx)
+    admit_outside_task(settings, fl_ctx)
+    return resolve_experiment(settings, demo=demo)
 
 
 def site_config(fl_ctx: FLContext) -> SiteConfig:
@@ -109,7 +112,7 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
         data_root=Path(root) if root else None,
         state_root=Path(state) / name if state else Path(workspace.get_root_dir()) / "harmofl",
         device=str(scope.get("device", "auto")),
-        workers=int(scope.get("workers", 0)),
+        workers=int(scope["workers"]) if "workers" in scope else 0 if simulated else None,
         threads=int(scope["threads"]) if "threads" in scope else _simulated_threads() if simulated else None,
         minimum_cases=int(scope.get("minimum_cases", 1 if simulated else MINIMUM_CASES)),
     )

@@ -92,7 +92,10 @@ class Task(Protocol):
         networks: names of the networks that fit.
         in_channels: channels of an image.
         key_score: the score that picks the best round.
+        decodes_on_access: whether items of the training set are decoded when asked for, so that loader processes pay.
         score_note: what that score and its interval are, one sentence for a report.
+        is_color: the channels are red, green and blue; else the one in the middle is shown in gray.
+        labels: names of the classes of an image as a whole; empty where targets are masks.
         reader: settings of the section `reader`.
         demo: settings of the section `demo.data`.
     """
@@ -101,6 +104,9 @@ class Task(Protocol):
     in_channels: int
     key_score: str
     score_note: str
+    decodes_on_access: bool
+    is_color: bool
+    labels: tuple[str, ...]
     reader: type[Section]
     demo: type[Section]
 
@@ -130,6 +136,9 @@ class Task(Protocol):
 
     def write_demo(self, folder: Path, site: str, experiment: Experiment) -> None:
         """Write this site's synthetic data in the real file layout."""
+
+    def describe_demo(self, site: str, experiment: Experiment) -> str:
+        """What the synthetic data of this site imitates, for a caption."""
 
 
 def admit(name: str, task: Task) -> None:

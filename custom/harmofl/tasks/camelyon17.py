@@ -44,11 +44,14 @@ class Camelyon17Task:
 
     networks = ("densenet121",)
     in_channels = 3
+    decodes_on_access = True
     key_score = "accuracy"
     score_note = (
         "share of the test patches whose class is found; intervals are Wilson's (AUROC: DeLong's) and take patches for "
         "independent, so accuracy_by_slide, Student's over slides, is the honest one for new slides"
     )
+    is_color = True
+    labels = LABELS
     reader = Camelyon17Reader
     demo = Camelyon17Demo
 
@@ -94,7 +97,7 @@ class Camelyon17Task:
 
     def part(self, folder: Path, site: str, experiment: "Experiment") -> Hashable:
         """A site's centers in a folder that holds those of several sites."""
-        return self._centers(site, experiment)
+        return frozenset(self._centers(site, experiment))
 
     def open_site(self, folder: Path, site: str, experiment: "Experiment", cache: Path) -> SiteData:
         """Read the index, split it and decode a sample; patches are decoded when asked for, nothing is cached."""
@@ -105,7 +108,7 @@ class Camelyon17Task:
         }
         findings = [*index.findings, *split.findings]
         for part in parts.values():
-            findings += part.check(experiment.seed) if len(part) else []
+            findings += _sampled(part, experiment.seed)
 
         def skipped() -> dict[str, int]:
             found: dict[str, int] = {}
@@ -129,9 +132,7 @@ class Camelyon17Task:
         index, split = self._split(folder, site, experiment)
         findings: list[Finding] = [*index.findings, *split.findings]
         for part in (split.train, split.val, split.test):
-            patches = self._patches(index, part, experiment)
-            findings += patches.check(experiment.seed) if len(patches) else []
-            findings += patches.findings()
+            findings += _sampled(self._patches(index, part, experiment), experiment.seed)
         rows = [
             (str(center), LABELS[label], str(of_file), str(count))
             for (center, label, of_file), count in index.counts().items()
@@ -165,21 +166,34 @@ class Camelyon17Task:
 
     def write_demo(self, folder: Path, site: str, experiment: "Experiment") -> None:
         """Write synthetic patches as the laboratory that the job's demo section gives this site stains them."""
-        from harmofl.data.stains import HOSPITALS
         from harmofl.data.synthetic_histology import write_patches_site
 
-        demo, data = demo_settings(experiment, Camelyon17Demo), experiment.data
-        names = sorted(HOSPITALS)
-        center = self._centers(site, experiment)[0]
+        demo = demo_settings(experiment, Camelyon17Demo)
         write_patches_site(
             folder,
-            demo.laboratories.get(site) or names[center % len(names)],
-            center,
+            self._laboratory(site, experiment),
+            self._centers(site, experiment)[0],
             slides=demo.slides,
             patches=demo.patches,
             seed=experiment.seed,
-            size=data.height,
+            size=experiment.data.height,
         )
+
+    def describe_demo(self, site: str, experiment: "Experiment") -> str:
+        """Return the laboratory's name and properties."""
+        from harmofl.data.stains import HOSPITALS
+
+        name = self._laboratory(site, experiment)
+        return f"{name}: {HOSPITALS[name]}"
+
+    def _laboratory(self, site: str, experiment: "Experiment") -> str:
+        from harmofl.data.stains import HOSPITALS
+
+        names, center = sorted(HOSPITALS), self._centers(site, experiment)[0]
+        name = demo_settings(experiment, Camelyon17Demo).laboratories.get(site, names[center % len(names)])
+        if name not in names:
+            raise ExperimentError(f"demo.data.laboratories.{site}: {name!r} is none of {', '.join(names)}")
+        return name
 
     @staticmethod
     def _centers(site: str, experiment: "Experiment") -> tuple[int, ...]:
@@ -198,6 +212,11 @@ class Camelyon17Task:
     def _patches(index: PatchIndex, rows: Rows, experiment: "Experiment") -> Patches:
         data, settings = experiment.data, reader_settings(experiment, Camelyon17Reader)
         return Patches(index, rows, data.height, data.width, settings.bad_share)
+
+
+def _sampled(patches: Patches, seed: int) -> list[Finding]:
+    """Decode a sample; returns what was converted and what cannot be read."""
+    return [*patches.check(seed), *patches.findings()] if len(patches) else []
 
 
 TASK = Camelyon17Task()

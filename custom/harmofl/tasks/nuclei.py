@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import numpy as np
 import torch
-from pydantic import Field
+from pydantic import Field, ValidationInfo, field_validator
 
 from harmofl.core.losses import DiceLossIgnoring
 from harmofl.core.scores import image_dice, predicted_classes, summarize
@@ -41,17 +41,27 @@ class NucleiDemo(Section):
     size: Annotated[int, Field(ge=64)] = 128
     profiles: dict[str, str] = {}
 
+    @field_validator("images")
+    @classmethod
+    def _one_image_a_patient(cls, images: int, settings: ValidationInfo) -> int:
+        if images < settings.data.get("patients", 0):
+            raise ValueError(f"{settings.data['patients']} patients need at least as many images")
+        return images
+
 
 class NucleiTask:
     """Reader, loss and scores of the nuclei job."""
 
     networks = ("unet",)
     in_channels = 3
+    decodes_on_access = False
     key_score = "dice"
     score_note = (
         "foreground Dice of each image as a whole, ambiguous regions left out; the interval is Student's over the "
         "images of one site. An image where neither prediction nor truth has a nucleus is undefined"
     )
+    is_color = True
+    labels = ()
     reader = NucleiReader
     demo = NucleiDemo
 
@@ -140,17 +150,34 @@ class NucleiTask:
 
     def write_demo(self, folder: Path, site: str, experiment: "Experiment") -> None:
         """Write synthetic images and outlines as the profile that the job's demo section gives this site has them."""
-        from harmofl.data.synthetic_histology import NUCLEI_SITES, write_nuclei_site
+        from harmofl.data.synthetic_histology import write_nuclei_site
 
-        demo, names = demo_settings(experiment, NucleiDemo), sorted(NUCLEI_SITES)
+        demo = demo_settings(experiment, NucleiDemo)
         write_nuclei_site(
             folder,
-            demo.profiles.get(site) or names[sum(site.encode()) % len(names)],
+            self._profile(site, experiment),
             patients=demo.patients,
             images=demo.images,
             seed=experiment.seed,
             size=demo.size,
         )
+
+    def describe_demo(self, site: str, experiment: "Experiment") -> str:
+        """Return organ and laboratory."""
+        from harmofl.data.stains import ORGAN_LABORATORIES
+
+        profile = self._profile(site, experiment)
+        return f"{profile}: {ORGAN_LABORATORIES[profile]}"
+
+    @staticmethod
+    def _profile(site: str, experiment: "Experiment") -> str:
+        from harmofl.data.synthetic_histology import NUCLEI_SITES
+
+        names = sorted(NUCLEI_SITES)
+        name = demo_settings(experiment, NucleiDemo).profiles.get(site, names[sum(site.encode()) % len(names)])
+        if name not in names:
+            raise ExperimentError(f"demo.data.profiles.{site}: {name!r} is none of {', '.join(names)}")
+        return name
 
 
 class ScoredImages:

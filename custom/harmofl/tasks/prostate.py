@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from harmofl.core.scores import case_dice, predicted_classes, published_dice, summarize
 from harmofl.data.layout import find_cases, site_folder
+from harmofl.data.scanners import SCANNERS
 from harmofl.data.splits import Split, split_cases, split_slices_as_published
 from harmofl.data.volumes import Volume, VolumeCache, VolumeSettings, read_site
 from harmofl.data.windows import SliceChoice, SliceWindows, volume_windows
@@ -58,11 +59,14 @@ class ProstateTask:
 
     networks = ("unet",)
     in_channels = 3
+    decodes_on_access = False
     key_score = "dice"
     score_note = (
         "foreground Dice of each case as a whole volume; the interval is Student's over the cases of one site. A case "
         "without prostate is undefined"
     )
+    is_color = False
+    labels = ()
     reader = ProstateReader
     demo = ProstateDemo
 
@@ -126,14 +130,22 @@ class ProstateTask:
 
     def write_demo(self, folder: Path, site: str, experiment: "Experiment") -> None:
         """Write synthetic volumes with the scanner that the job's demo section gives this site."""
-        from harmofl.data.synthetic import SCANNERS, write_prostate_site
+        from harmofl.data.synthetic import write_prostate_site
 
-        demo = demo_settings(experiment, ProstateDemo)
-        names = sorted(SCANNERS)
-        scanner = demo.scanners.get(site) or names[sum(site.encode()) % len(names)]
+        demo, scanner = demo_settings(experiment, ProstateDemo), self._scanner(site, experiment)
         write_prostate_site(
             folder, scanner, cases=demo.cases, seed=experiment.seed, matrix=demo.matrix, slices=demo.slices
         )
+
+    def describe_demo(self, site: str, experiment: "Experiment") -> str:
+        """Return the scanner's name and properties."""
+        scanner = self._scanner(site, experiment)
+        return f"{scanner}: {SCANNERS[scanner]}"
+
+    @staticmethod
+    def _scanner(site: str, experiment: "Experiment") -> str:
+        names = sorted(SCANNERS)
+        return demo_settings(experiment, ProstateDemo).scanners.get(site) or names[sum(site.encode()) % len(names)]
 
     def _split_cases(self, volumes: list[Volume], experiment: "Experiment") -> Any:
         data = experiment.data

@@ -21,7 +21,15 @@ from toy_segmentation import (
 )
 
 from harmofl.core.perturbation import WeightPerturbation
-from harmofl.core.training import TrainingError, TrainingStoppedError, batches, build_optimizer, fit_round, seed_of
+from harmofl.core.training import (
+    TrainingError,
+    TrainingStoppedError,
+    array_difference,
+    batches,
+    build_optimizer,
+    fit_round,
+    seed_of,
+)
 
 
 def test_seeds_depend_on_run_site_and_round_alone():
@@ -214,3 +222,12 @@ def test_bfloat16_trains_float32_weights_near_those_of_float32():
 def test_batches_without_a_generator_keep_the_order():
     seen = torch.cat([images for images, _ in batches(dataset(), BATCH, None)])
     assert torch.equal(seen, dataset().tensors[0])
+
+
+@pytest.mark.parametrize("value", [np.inf, -np.inf, np.nan])
+def test_weights_that_left_the_finite_numbers_are_no_difference(value):
+    before = {"w": np.zeros(3, np.float32), "count": np.array(1)}
+    moved = array_difference(before, {"w": np.array([1, 2, 3], np.float32), "count": np.array(4)})
+    assert moved["w"].tolist() == [1, 2, 3] and moved["count"] == 3
+    with pytest.raises(TrainingError, match="not finite in w; lower training.learning_rate"):
+        array_difference(before, {"w": np.array([1, value, 3], np.float32), "count": np.array(4)})

@@ -71,6 +71,8 @@ def test_what_the_scope_sets(context: Any, monkeypatch: Any) -> None:
     scope = {"data_root": "/data", "device": "cuda:1", "workers": 4, "threads": 8}
     config = site_config(context(simulated=False, scope=scope))
     assert (config.device, config.workers, config.threads) == ("cuda:1", 4, 8)
+    assert site_config(context(simulated=False, scope={"data_root": "/data"})).workers is None, "as the task needs"
+    assert site_config(context(simulated=True)).workers == 0, "simulated sites share the machine"
     assert config.state_root == Path("/kit/harmofl")
     monkeypatch.setenv("HARMOFL_STATE_ROOT", "/state")
     assert site_config(context(simulated=False, scope=scope)).state_root == Path("/state/HK")

@@ -1,0 +1,33 @@
+"""Self-contained pages: a template of this package with its values, and figures as inline SVG."""
+
+import io
+from importlib.resources import files
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def write_page(template: str, path: Path, **values: Any) -> None:
+    """Render a template of this package to a file, which is replaced as a whole."""
+    from jinja2 import Environment, StrictUndefined
+
+    environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    text = (files(__package__) / template).read_text(encoding="utf-8")
+    page = environment.from_string(text).render(values)
+    temporary = path.with_name(f".{path.name}.part")
+    temporary.write_text(page, encoding="utf-8")
+    temporary.replace(path)
+
+
+def inline_svg(figure: "Figure", name: str) -> str:
+    """A figure as SVG without date and random ids, so that equal numbers give equal pages; `name` once a page."""
+    from matplotlib import rc_context
+
+    buffer = io.StringIO()
+    with rc_context({"svg.hashsalt": name}):
+        metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
+        figure.savefig(buffer, format="svg", metadata=metadata, transparent=True)
+    svg = buffer.getvalue()
+    return svg[svg.index("<svg") :]

@@ -1,0 +1,133 @@
+"""What a site computes and what it keeps to itself, without FLARE."""
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from harmofl.core.training import TrainingStoppedError, arrays_sha256, state_arrays
+from harmofl.data.synthetic import write_prostate_site
+from harmofl.experiment import Experiment, set_key
+from harmofl.flare.participant import Participant
+from harmofl.flare.site import SiteConfig, SiteError
+from harmofl.flare.wire import Arrays, ModelMessage
+from harmofl.tasks import resolve_experiment, untrained_network
+
+CASES = 8
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("data")
+    write_prostate_site(folder / "HK", "siemens_1.5t_endorectal", CASES, 0, matrix=64, slices=4)
+    return folder
+
+
+@pytest.fixture
+def experiment(written: dict[str, Any]) -> Experiment:
+    set_key(written, "amplitude.minimum_cases", 1)
+    return resolve_experiment(written)
+
+
+@pytest.fixture
+def make(root: Path, tmp_path: Path) -> Callable[..., Participant]:
+    """A participant of site HK; `site` changes its own settings."""
+
+    def participant(experiment: Experiment, stop: bool = False, **site: Any) -> Participant:
+        own = SiteConfig("HK", simulated=False, data_root=root, state_root=tmp_path, device="cpu", minimum_cases=1)
+        return Participant(experiment, replace(own, **site), "run", lambda: stop, logging.getLogger("HK"))
+
+    return participant
+
+
+def weights_of(experiment: Experiment) -> Arrays:
+    return state_arrays(untrained_network(experiment))
+
+
+def test_a_round_answers_with_the_difference_and_what_was_received(experiment: Experiment, make: Any) -> None:
+    site = make(experiment)
+    amplitude = site.estimate_amplitude().amplitude
+    weights = weights_of(experiment)
+    update = site.train(0, ModelMessage(weights, amplitude))
+    assert update.numbers["received_sha256"] == arrays_sha256(dict(weights))
+    assert update.amplitude is None, "nothing extra goes up once the amplitude is frozen"
+    assert update.difference is not None and update.difference.keys() == weights.keys()
+    assert any(np.abs(change).max() > 0 for change in update.difference.values())
+    # 8 cases: 64/16/20 % of a block of 25
+    assert sum(update.numbers["cases"].values()) == CASES and update.numbers["steps"] > 0
+
+
+def test_a_new_process_goes_on_with_the_moments_and_an_old_state_is_not_mixed_up(
+    experiment: Experiment, make: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    weights = weights_of(experiment)
+    together = make(experiment)
+    message = ModelMessage(weights, together.estimate_amplitude().amplitude)
+    together.train(0, message)
+    second = together.train(1, message).difference
+    again = make(experiment).train(1, message).difference  # same state folder, another object, as another process
+    assert all(np.array_equal(second[name], again[name]) for name in weights)
+    without = make(experiment).train(5, message)
+    assert without.difference is not None and "no state of round 4; moments start anew" in caplog.text
+
+
+@pytest.mark.parametrize(("own", "job", "sent"), [(1, 1, True), (CASES, 1, False), (1, CASES, False)])
+def test_the_stricter_minimum_holds_back_the_amplitude(
+    written: dict[str, Any], make: Any, own: int, job: int, sent: bool
+) -> None:
+    set_key(written, "amplitude.minimum_cases", job)
+    update = make(resolve_experiment(written), minimum_cases=own).estimate_amplitude()
+    assert (update.amplitude is not None) == sent
+    assert update.numbers["cases"]["training"] < CASES
+
+
+def test_cases_of_one_patient_count_once(written: dict[str, Any], make: Any) -> None:
+    set_key(written, "amplitude.minimum_cases", 2)
+    set_key(written, "data.patient_pattern", "^(Case)")  # all cases are one patient's
+    site = make(resolve_experiment(written))
+    assert site.data.training_patients == 1
+    assert site.estimate_amplitude().amplitude is None
+
+
+def test_a_first_batch_smaller_than_the_minimum_stays_at_the_site(written: dict[str, Any], make: Any) -> None:
+    for key, value in {"amplitude.preset": "as_published", "training.batch_size": 2}.items():
+        set_key(written, key, value)
+    for needed, sent in ((2, True), (3, False)):
+        set_key(written, "amplitude.minimum_cases", needed)
+        experiment = resolve_experiment(written)
+        update = make(experiment, state_root=make(experiment)._site.state_root / str(needed)).train(
+            0, ModelMessage(weights_of(experiment))
+        )
+        assert (update.amplitude is not None) == sent, needed
+
+
+def test_test_scores_come_of_both_models_and_name_no_case(experiment: Experiment, make: Any) -> None:
+    weights = weights_of(experiment)
+    update = make(experiment).evaluate(ModelMessage(weights, None, best_weights=weights))
+    assert update.difference is None
+    # untrained and equal; NaN where a case holds no prostate
+    np.testing.assert_equal(update.numbers["test"]["final"], update.numbers["test"]["best"])
+    assert "Case" not in str(update.numbers)
+
+
+def test_a_site_without_a_case_to_train_on_refuses(experiment: Experiment, make: Any, tmp_path: Path) -> None:
+    (tmp_path / "empty" / "HK").mkdir(parents=True)
+    with pytest.raises(SiteError) as caught:
+        make(experiment, data_root=tmp_path / "empty").estimate_amplitude()
+    assert caught.value.code == "no_data" and str(tmp_path) not in str(caught.value)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_a_missing_gpu_is_named(experiment: Experiment, make: Any) -> None:
+    with pytest.raises(SiteError, match="set device to auto or cpu"):
+        make(experiment, device="cuda").train(0, ModelMessage(weights_of(experiment)))
+
+
+def test_a_stop_is_followed_between_batches(experiment: Experiment, make: Any) -> None:
+    with pytest.raises(TrainingStoppedError):
+        make(experiment, stop=True).estimate_amplitude()
