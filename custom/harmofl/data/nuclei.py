@@ -151,6 +151,9 @@ def _read_labels(case: NucleiCase, shape: tuple[int, int], classes: Sequence[str
     if NUCLEUS in classes:
         return (labels > 0).astype(np.uint8)
     present = np.unique(labels)
+    if IGNORED in present and not np.isin(present, range(1, len(classes) + 1)).any():
+        mend = f"label {', '.join(CELL_TYPES)} as 1 to {len(classes)}, or use the one class {NUCLEUS}"
+        raise refusal("no_cell_types", subject, f"the mask holds {IGNORED} (ignored) and no cell type", mend)
     strange = [f"{value:g}" for value in present.tolist() if value not in (*range(len(classes) + 1), IGNORED)]
     if strange:
         message = f"labels {', '.join(strange[:5])} are no cell type"

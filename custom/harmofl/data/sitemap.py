@@ -8,7 +8,7 @@ from typing import Annotated, Self
 from pydantic import Field, ValidationError, model_validator
 
 from harmofl.data.findings import DataRootError, Finding
-from harmofl.data.layout import site_folder
+from harmofl.data.layout import named_folder, site_folder
 from harmofl.data.nuclei import NucleiCase, find_nuclei
 from harmofl.sections import Section, first_problem
 
@@ -82,7 +82,10 @@ def nuclei_folder(root: Path, site: str, aliases: Sequence[str] = (), site_map: 
     """
     rule = _rule(site_map, site)
     if rule and rule.folder:
-        return site_folder(root, rule.folder)
+        given = named_folder(root, [rule.folder])
+        if given is None:
+            raise DataRootError(f"the site map gives {site} the folder {root / rule.folder}, which does not exist")
+        return given
     try:
         return site_folder(root, site, aliases)
     except DataRootError:
@@ -100,7 +103,8 @@ def nuclei_folder(root: Path, site: str, aliases: Sequence[str] = (), site_map: 
 def site_cases(folder: Path, site: str, site_map: SiteMap | None = None) -> tuple[list[NucleiCase], list[Finding]]:
     """Return the cases of a folder that belong to a site, and what was found on the way.
 
-    Without a map these are all. A patient claimed by several sites is used at none.
+    Without a map these are all. A patient claimed by several sites is used at none; what lies in a folder that the map
+    gives to a site is that site's alone.
 
     Raises:
         DataRootError: if a folder cannot be listed, or the map does not name the site.
@@ -110,6 +114,8 @@ def site_cases(folder: Path, site: str, site_map: SiteMap | None = None) -> tupl
     if site_map is None or rule is None or rule.folder:
         return cases, findings
     sharing = [name for name, other in site_map.sites.items() if not other.folder]
+    given = {other.folder.casefold() for other in site_map.sites.values() if other.folder}
+    cases = [case for case in cases if case.image.relative_to(folder).parts[0].casefold() not in given]
     kept = []
     for case in cases:
         claims = [name for name in sharing if site_map.claims(name, case.patient)]
@@ -118,7 +124,8 @@ def site_cases(folder: Path, site: str, site_map: SiteMap | None = None) -> tupl
         elif site in claims:
             message = f"the site map gives this patient to {' and '.join(claims)}"
             findings.append(Finding("error", "several_sites", case.name, message, "correct the map"))
-    without = sorted({case.patient for case in cases if rule.organ and site_map.organ(case.patient) is None})
+    unclaimed = {case.patient for case in cases if not any(site_map.claims(name, case.patient) for name in sharing)}
+    without = sorted(patient for patient in unclaimed if rule.organ and site_map.organ(patient) is None)
     if without:
         message = f"the site map has no organ for {len(without)} patients, whose images are not used"
         findings.append(Finding("warning", "no_organ", ", ".join(without[:5]), message, "add them to organs"))

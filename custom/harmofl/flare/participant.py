@@ -81,6 +81,11 @@ class Participant:
             self._logger.info(f"notice: {subjects[0]}{more}: {message}")
         self._state.save_once("findings", {"count": len(data.findings)})
 
+    def _log_late_findings(self) -> None:
+        """Log what came up while training or scoring decoded files."""
+        for finding in self.data.late_findings():
+            self._logger.warning(str(finding))
+
     @cached_property
     def device(self) -> torch.device:
         """The device that this site's settings name, or the GPU where there is one."""
@@ -131,6 +136,7 @@ class Participant:
             seed=seed_of(experiment.seed, self._site.name, round_number),
             should_stop=self._should_stop,
         )
+        self._log_late_findings()
         difference = array_difference(before, state_arrays(network))
         statistic = self._statistic_of_first_round(received, normalization)
         self._state.save_round(round_number, {"optimizer": optimizer.state_dict()})
@@ -154,6 +160,7 @@ class Participant:
         if received.best_weights is not None:
             load_arrays(network, received.best_weights)
             scored["best"] = self._evaluate(network, normalization, self.data.test)
+        self._log_late_findings()
         numbers = self._counts() | {
             "validation": final_validation.key_score,
             "test": {model: evaluation.scores for model, evaluation in scored.items()},

@@ -1,6 +1,7 @@
 """One module a task: which reader, network, loss and scores."""
 
 import json
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -31,7 +32,7 @@ class SiteData:
     """What a site's folder gives a task: a training set, what is scored, and what was found on the way.
 
     `cases` counts by training, validation and test what the task calls a case; `skipped` counts by code what is
-    not used so far. Both leave the site; `findings`, which name files, do not.
+    not used so far. Both leave the site; `findings`, and those met only later, which name files, do not.
     """
 
     training: "Dataset[Any]"
@@ -41,6 +42,7 @@ class SiteData:
     cases: dict[str, int]
     skipped: Callable[[], dict[str, int]]
     training_patients: int
+    late_findings: "Callable[[], list[Finding]]" = list
 
 
 @dataclass(frozen=True)
@@ -122,8 +124,8 @@ class Task(Protocol):
     def locate(self, root: Path, site: str, experiment: Experiment) -> Path:
         """The folder under `root` that holds this site's cases."""
 
-    def part(self, folder: Path, site: str, experiment: Experiment) -> Hashable:
-        """What is this site's in a folder that several may share; equal parts of one folder are a mistake."""
+    def part(self, folder: Path, site: str, experiment: Experiment) -> frozenset[Hashable] | None:
+        """What is this site's in a folder that several share, None for all of it; parts must not overlap."""
 
     def open_site(self, folder: Path, site: str, experiment: Experiment, cache: Path) -> SiteData:
         """Read a site's folder."""
@@ -219,17 +221,19 @@ def place_sites(experiment: Experiment, roots: Mapping[str, Path]) -> "dict[str,
 
     task = load_task(experiment)
     places: dict[str, Path | DataRootError] = {}
-    taken: dict[tuple[Path, Hashable], str] = {}
+    taken: dict[Path, list[tuple[str, frozenset[Hashable] | None]]] = defaultdict(list)
     for site, root in roots.items():
         try:
             folder = task.locate(root, site, experiment)
-            own = (folder.resolve(), task.part(folder, site, experiment))
+            part = task.part(folder, site, experiment)
         except DataRootError as error:
             places[site] = error
             continue
-        other = taken.setdefault(own, site)
-        shared = f"would read {folder}, as {other} does; give each site a folder of its own"
-        places[site] = folder if other == site else SharedFolderError(shared)
+        held = taken[folder.resolve()]
+        others = [other for other, theirs in held if part is None or theirs is None or part & theirs]
+        shared = f"would read {folder}, as {others[0]} does; give each site a folder of its own" if others else ""
+        places[site] = SharedFolderError(shared) if others else folder
+        held.append((site, part))
     return places
 
 

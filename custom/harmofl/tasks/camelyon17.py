@@ -66,6 +66,11 @@ class Camelyon17Task:
                 "network.norm: DenseNet121 cannot have 'batch_stats' norm layers, which the published presets ask for; "
                 "set network.norm to 'batch' or 'instance' beside the preset"
             )
+        data = experiment.data
+        if data.height != data.width:
+            raise ExperimentError(f"data.width: patches are square, so it must be {data.height} as data.height is")
+        if data.patient_pattern is not None:
+            raise ExperimentError("data.patient_pattern: metadata.csv names the patients; leave the pattern out")
 
     def class_prior(self, experiment: "Experiment") -> tuple[float, ...]:
         """Half of the patches of a center hold tumor, by construction of the data set."""
@@ -95,7 +100,7 @@ class Camelyon17Task:
             "put the patches there or correct HARMOFL_DATA_ROOT"
         )
 
-    def part(self, folder: Path, site: str, experiment: "Experiment") -> Hashable:
+    def part(self, folder: Path, site: str, experiment: "Experiment") -> frozenset[Hashable]:
         """A site's centers in a folder that holds those of several sites."""
         return frozenset(self._centers(site, experiment))
 
@@ -109,6 +114,12 @@ class Camelyon17Task:
         findings = [*index.findings, *split.findings]
         for part in parts.values():
             findings += _sampled(part, experiment.seed)
+
+        known = {name: len(part.bad()) for name, part in parts.items()}
+
+        def late() -> list[Finding]:
+            grown = [part for name, part in parts.items() if len(part.bad()) > known[name]]
+            return [finding for part in grown for finding in part.findings()]
 
         def skipped() -> dict[str, int]:
             found: dict[str, int] = {}
@@ -125,6 +136,7 @@ class Camelyon17Task:
             cases={name: len(part) for name, part in parts.items()},
             skipped=skipped,
             training_patients=len(set(index.patient[split.train].tolist())),
+            late_findings=late,
         )
 
     def inspect(self, folder: Path, site: str, experiment: "Experiment") -> FolderReport:

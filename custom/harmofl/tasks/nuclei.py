@@ -74,6 +74,8 @@ class NucleiTask:
         data = experiment.data
         if data.height != data.width:
             raise ExperimentError(f"data.width: tiles are square, so it must be {data.height} as data.height is")
+        if data.patient_pattern is not None:
+            raise ExperimentError("data.patient_pattern: folders and barcodes name the patients; leave the pattern out")
 
     def class_prior(self, experiment: "Experiment") -> tuple[float, ...]:
         """Background, then nuclei (about a fifth of a tissue image) or the cell types in their order."""
@@ -93,9 +95,9 @@ class NucleiTask:
         """
         return nuclei_folder(root, site, experiment.data.aliases.get(site, ()), _site_map(root))
 
-    def part(self, folder: Path, site: str, experiment: "Experiment") -> Hashable:
+    def part(self, folder: Path, site: str, experiment: "Experiment") -> frozenset[Hashable] | None:
         """With a map several sites share a folder: it tells whose an image is, and refuses what two claim."""
-        return site if _site_map(folder) else None
+        return frozenset({site}) if _site_map(folder) else None
 
     def open_site(self, folder: Path, site: str, experiment: "Experiment", cache: Path) -> SiteData:
         """Read, split and check a site's images; they are held decoded, 4 bytes a pixel."""
@@ -199,9 +201,8 @@ def _site_map(root: Path) -> SiteMap | None:
 
 
 def _read(folder: Path, site: str, experiment: "Experiment") -> tuple[list[NucleiImage], list[Finding]]:
-    # the map lies in the data root, which is the folder itself or the one above it
-    site_map = _site_map(folder) or _site_map(folder.parent)
-    cases, findings = site_cases(folder, site, site_map)
+    # only a data root that several sites share has a map in it; a folder of a site's own holds this site's images alone
+    cases, findings = site_cases(folder, site, _site_map(folder))
     images, more = read_site_images(cases, CLASSES[reader_settings(experiment, NucleiReader).classes])
     return images, findings + more
 

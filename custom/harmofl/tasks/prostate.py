@@ -1,7 +1,6 @@
 """Prostate segmentation on T2 MRI: three neighboring slices in, prostate or not out (HarmoFL, section 4.1)."""
 
 from collections import Counter
-from collections.abc import Hashable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -89,9 +88,8 @@ class ProstateTask:
         """
         return site_folder(root, site, experiment.data.aliases.get(site, ()))
 
-    def part(self, folder: Path, site: str, experiment: "Experiment") -> Hashable:
+    def part(self, folder: Path, site: str, experiment: "Experiment") -> None:
         """A folder of volumes belongs to one site as a whole."""
-        return None
 
     def open_site(self, folder: Path, site: str, experiment: "Experiment", cache: Path) -> SiteData:
         """Read, split and check a site's cases; decoded volumes are kept under `cache`, never beside the data."""

@@ -131,3 +131,14 @@ def test_a_map_from_a_file(tmp_path: Path) -> None:
     assert read_site_map(path) == site_map()
     with pytest.raises(DataRootError, match="cannot be read"):
         read_site_map(tmp_path / "none.json")
+
+
+def test_what_lies_in_a_folder_that_the_map_gives_away_is_that_sites_alone(root: Path) -> None:
+    sites = site_map(
+        sites={"lung": {"organ": "lung"}, "kept": {"folder": "TCGA-55-1594-01Z"}, "tnbc": {"folder": "TNBC"}}
+    )
+    assert patients(root, "kept", sites) == ["TCGA-55-1594"]
+    assert patients(root, "lung", sites) == ["TCGA-A2-A04X"]
+    _, findings = site_cases(root, "lung", sites)
+    [finding] = [finding for finding in findings if finding.code == "no_organ"]
+    assert "Slide_01" not in finding.subject  # used by tnbc

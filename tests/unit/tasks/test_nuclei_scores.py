@@ -1,0 +1,74 @@
+"""Scores of the nuclei task by hand."""
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harmofl.data.nuclei import NucleiImage
+from harmofl.experiment import Experiment
+from harmofl.tasks.nuclei import TASK, ScoredImages
+
+JOB = "harmofl_nuclei"
+SMALL = {"data.height": 64, "data.width": 64}
+CLASSES = ("epithelial", "lymphocyte", "neutrophil", "macrophage")  # of MoNuSAC, in the order of their labels
+Resolve = Callable[..., Experiment]
+
+
+def predict_red(images: Tensor) -> Tensor:
+    """Class by the red value in tenths, of 5 classes: logits of one where it is and of zero elsewhere."""
+    numbers = (images[:, 0] * 10).round().long()
+    return torch.nn.functional.one_hot(numbers, 5).permute(0, 3, 1, 2).float()
+
+
+def picture(predicted: np.ndarray, target: np.ndarray) -> NucleiImage:
+    """An image whose red channel makes `predict_red` answer `predicted`."""
+    image = np.zeros((*target.shape, 3), np.uint8)
+    image[..., 0] = np.rint(predicted * 25.5)
+    return NucleiImage("case", "patient", image, target.astype(np.uint8), ())
+
+
+def rectangle(value: int, rows: slice, columns: slice, shape: tuple[int, int] = (80, 100)) -> np.ndarray:
+    plane: np.ndarray = np.zeros(shape, np.int64)
+    plane[rows, columns] = value
+    return plane
+
+
+def test_dice_of_whole_images_by_hand(resolve_job: Resolve) -> None:
+    target = rectangle(1, slice(10, 30), slice(10, 40))
+    target[60:80, 0:50] = 255
+    # 20 x 30 true pixels, 20 x 60 predicted ones that hold them; what is predicted on ignored pixels counts not
+    half = picture(rectangle(1, slice(10, 30), slice(10, 70)) + rectangle(1, slice(60, 80), slice(0, 50)), target)
+    nothing = np.zeros((80, 100), np.int64)
+    missed = picture(nothing, rectangle(1, slice(70, 80), slice(90, 100)))
+    empty = picture(nothing, nothing)
+    small = picture(rectangle(1, slice(0, 9), slice(0, 9), (20, 30)), rectangle(1, slice(0, 9), slice(0, 9), (20, 30)))
+    split = ScoredImages([half, missed, empty, small], resolve_job(JOB, SMALL))
+    result = TASK.evaluate(predict_red, split, workers=0)
+    assert set(result.scores) == {"dice"} and result.pooled == {}
+    first, second, third, last = result.scores["dice"]
+    assert first == pytest.approx(2 * 600 / (600 + 1200)) and second == 0 and math.isnan(third) and last == 1
+    assert result.key_score == pytest.approx((2 / 3 + 0 + 1) / 3)  # the image without nuclei is undefined
+
+
+def test_all_undefined_stays_undefined(resolve_job: Resolve) -> None:
+    empty = picture(np.zeros((80, 100)), np.zeros((80, 100)))
+    result = TASK.evaluate(predict_red, ScoredImages([empty], resolve_job(JOB, SMALL)), workers=0)
+    assert result.key_score is None and math.isnan(result.scores["dice"][0])
+
+
+def test_cell_types_are_scored_one_by_one_and_together(resolve_job: Resolve) -> None:
+    target = rectangle(1, slice(0, 20), slice(0, 20)) + rectangle(2, slice(0, 20), slice(20, 40))
+    predicted = rectangle(1, slice(0, 20), slice(0, 30)) + rectangle(2, slice(0, 20), slice(30, 40))
+    experiment = resolve_job(JOB, {**SMALL, "reader.classes": "cell_types"})
+    result = TASK.evaluate(predict_red, ScoredImages([picture(predicted, target)], experiment), workers=0)
+    assert list(result.scores) == ["dice", *(f"dice_{name}" for name in CLASSES)]
+    # epithelial: 400 of 600 and 400; lymphocyte: 200 of 200 and 400; the foreground is the same 800 pixels
+    assert result.scores["dice"] == [1.0]
+    assert result.scores["dice_epithelial"] == [pytest.approx(2 * 400 / 1000)]
+    assert result.scores["dice_lymphocyte"] == [pytest.approx(2 * 200 / 600)]
+    assert math.isnan(result.scores["dice_neutrophil"][0]) and math.isnan(result.scores["dice_macrophage"][0])
+    assert result.key_score == 1.0
