@@ -109,7 +109,8 @@ def test_one_site_equals_a_plain_loop(run_job: RunJob, tmp_path: Path) -> None:
     assert_same_bits(saved_weights(run), weights)
 
 
-@pytest.mark.parametrize("preset", ["as_published", pytest.param("as_described", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("preset", ["as_published", "as_described"])
 def test_an_amplitude_estimated_in_the_first_round_is_frozen_for_the_second(
     run_job: RunJob, tmp_path: Path, preset: str
 ) -> None:
@@ -143,6 +144,7 @@ def test_without_amplitude_and_perturbation_the_job_is_fedavg(run_job: RunJob, t
     assert_same_bits(saved_weights(run), weights)
 
 
+@pytest.mark.slow
 def test_number_of_processes_changes_nothing(run_job: RunJob) -> None:
     together = run_job(["BIDMC", "HK"], name="together", threads=2)
     one_by_one = run_job(["HK", "BIDMC"], name="one_by_one", threads=1)

@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor
 
-from harmofl.data.nuclei import NucleiImage
+from harmofl.data.findings import CaseError
+from harmofl.data.nuclei import NucleiCase, NucleiImage, read_nuclei
 from harmofl.experiment import Experiment
 from harmofl.tasks.nuclei import TASK, ScoredImages
 
@@ -72,3 +75,13 @@ def test_cell_types_are_scored_one_by_one_and_together(resolve_job: Resolve) -> 
     assert result.scores["dice_lymphocyte"] == [pytest.approx(2 * 200 / 600)]
     assert math.isnan(result.scores["dice_neutrophil"][0]) and math.isnan(result.scores["dice_macrophage"][0])
     assert result.key_score == 1.0
+
+
+def test_a_binary_mask_is_no_picture_of_cell_types(tmp_path: Path) -> None:
+    paths = [tmp_path / "a.png", tmp_path / "a_mask.png"]
+    for path, channels in zip(paths, (3, 1), strict=True):
+        plane = rectangle(255, slice(10, 30), slice(10, 40)).astype(np.uint8)
+        Image.fromarray(np.repeat(plane[..., None], channels, -1).squeeze()).save(path)
+    with pytest.raises(CaseError) as caught:
+        read_nuclei(NucleiCase("a", "a", *paths), CLASSES)  # 255 is ignored: the site would train on background alone
+    assert caught.value.finding.code == "no_cell_types"
