@@ -1,4 +1,4 @@
-"""The harmofl command: `harmofl check`, `harmofl simulate` and `harmofl demo-data`."""
+"""The harmofl command."""
 
 import argparse
 import sys
@@ -55,7 +55,20 @@ def _demo_data(options: argparse.Namespace) -> int:
     return demo_data(options.job, options.assignments, output=options.output, gallery=options.gallery)
 
 
-COMMANDS = {"check": _check, "simulate": _simulate, "demo-data": _demo_data}
+def _bundle(options: argparse.Namespace) -> int:
+    from harmofl.app.bundle import bundle
+
+    return bundle(
+        options.job,
+        options.assignments,
+        output=options.output,
+        demo=options.demo,
+        preinstalled=options.preinstalled,
+        project=options.project,
+    )
+
+
+COMMANDS = {"check": _check, "simulate": _simulate, "demo-data": _demo_data, "bundle": _bundle}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -63,6 +76,7 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _add_check(commands)
     _add_simulate(commands)
+    _add_bundle(commands)
     _add_demo_data(commands)
     return parser
 
@@ -122,6 +136,25 @@ def _add_demo_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         help="also write DIR/gallery.html: images of every site before and after each step of the normalization",
     )
     _add_set(demo_data)
+
+
+def _add_bundle(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    bundle = commands.add_parser(
+        "bundle",
+        help="pack a job with its code for submission to sites",
+        description="Write a job that needs nothing but its folder: the package as real files, the experiment with "
+        "every default, and a manifest with the hash of each file. Exit code 0, 2 where the job would fail.",
+    )
+    bundle.add_argument("job", type=Path, metavar="JOB", help="job folder, for example jobs/harmofl_prostate")
+    bundle.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="receives a folder of the job's name"
+    )
+    bundle.add_argument("--demo", action="store_true", help="train at the settings of the job's demo")
+    bundle.add_argument(
+        "--preinstalled", action="store_true", help="leave the code out: every site has the package installed"
+    )
+    bundle.add_argument("--project", type=Path, metavar="FILE", help="project.yml that must have every site of the job")
+    _add_set(bundle)
 
 
 def _add_set(command: argparse.ArgumentParser) -> None:

@@ -1,7 +1,5 @@
 """Multi-site demonstration data, written as real files in the layout of the six-site prostate collection."""
 
-import os
-import shutil
 import zlib
 from pathlib import Path
 
@@ -13,6 +11,7 @@ from scipy import ndimage
 
 from harmofl.data.phantom import Volume, paint_pelvis
 from harmofl.data.scanners import SCANNERS, TISSUE, Scanner
+from harmofl.data.whole_folder import write_whole
 
 PEDESTAL = 2.0  # largest intercept of a slice, in units of the 99th percentile of the image without it
 
@@ -43,20 +42,13 @@ def write_prostate_site(
     profile = SCANNERS[scanner]
     numbers = range(first_case, first_case + cases)
     wanted = {f"Case{n:02d}{end}.nii.gz" for n in numbers for end in ("", profile.mask_suffix)}
-    present = {path.name for path in folder.iterdir()} if folder.exists() else set()
-    if present:
-        if present != wanted:
-            raise FileExistsError(f"{folder} already holds other files; delete it to write synthetic cases there")
-        return
-    part = folder.with_name(f".{folder.name}-{os.getpid()}")
-    part.mkdir(parents=True)
-    try:
+
+    def write(part: Path) -> None:
         for number in numbers:
             rng = np.random.default_rng([seed, zlib.crc32(scanner.encode()), number])
             _write_case(part, f"Case{number:02d}", profile, rng, (matrix, slices))
-        part.replace(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
+
+    write_whole(folder, wanted, write)
 
 
 def _write_case(folder: Path, name: str, scanner: Scanner, rng: np.random.Generator, grid: tuple[int, int]) -> None:

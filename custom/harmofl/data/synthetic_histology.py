@@ -1,10 +1,8 @@
 """Multi-site demonstration histology, written as real files: Camelyon17-WILDS patches, and nuclei as polygons."""
 
 import csv
-import os
-import shutil
 import zlib
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -17,6 +15,7 @@ from PIL import Image
 from harmofl.data.specimens import ORGANS, lymph_node, organ_piece
 from harmofl.data.stains import HOSPITALS, ORGAN_LABORATORIES, scan, stain_slide
 from harmofl.data.tissue import KINDS, Nucleus
+from harmofl.data.whole_folder import write_whole
 
 PATCH_PIXEL = 1.0  # micrometers; the public patches have about 0.9
 NUCLEI_PIXEL = 0.5  # half the resolution of the public images: a small image holds more than a few nuclei
@@ -86,7 +85,7 @@ def write_patches_site(
         for row in rows:
             _write_patch(part / row.path, profile, row, seed, size)
 
-    _write_whole(folder, {"metadata.csv", *(row.path for row in rows)}, write)
+    write_whole(folder, {"metadata.csv", *(row.path for row in rows)}, write)
 
 
 @dataclass(frozen=True)
@@ -179,7 +178,7 @@ def write_nuclei_site(folder: Path, profile: str, *, patients: int, images: int,
             else:
                 _write_annotations(annotation, piece.nuclei, site.layout == "classes")
 
-    _write_whole(folder, {name for pair in files.values() for name in pair}, write)
+    write_whole(folder, {name for pair in files.values() for name in pair}, write)
 
 
 def nuclei_mask(nuclei: list[Nucleus], size: int) -> NDArray[np.uint8]:
@@ -251,19 +250,3 @@ def _check_known(profile: str, profiles: Iterable[str]) -> None:
 
 def _generator(seed: int, profile: str, *numbers: int) -> np.random.Generator:
     return np.random.default_rng([seed, zlib.crc32(profile.encode()), *numbers])
-
-
-def _write_whole(folder: Path, wanted: set[str], write: Callable[[Path], None]) -> None:
-    """Let `write` fill a folder beside `folder` and rename it at the end; keep a folder that holds what is wanted."""
-    present = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
-    if present:
-        if present != wanted:
-            raise FileExistsError(f"{folder} already holds other files; delete it to write synthetic cases there")
-        return
-    part = folder.with_name(f".{folder.name}-{os.getpid()}")
-    part.mkdir(parents=True)
-    try:
-        write(part)
-        part.replace(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

@@ -56,7 +56,7 @@ class Participant:
         """This site's data, read once a process; findings are logged here and leave the site as counts only."""
         folder, experiment = self._site.state_root, self._experiment
         if self._site.data_root is None:
-            cases = folder / "demo_data" / self._site.name
+            cases = folder / "demo_data" / experiment.hash / self._site.name  # a kept state root may hold others
             self._task.write_demo(cases, self._site.name, experiment)
         else:
             cases = self._task.locate(self._site.data_root, self._site.name, experiment)

@@ -131,3 +131,15 @@ def test_a_missing_gpu_is_named(experiment: Experiment, make: Any) -> None:
 def test_a_stop_is_followed_between_batches(experiment: Experiment, make: Any) -> None:
     with pytest.raises(TrainingStoppedError):
         make(experiment, stop=True).estimate_amplitude()
+
+
+def test_demo_data_of_other_settings_is_not_taken_from_a_kept_state_root(written: dict[str, Any], make: Any) -> None:
+    written["demo"] = {"data": {"cases": 4, "matrix": 64, "slices": 3}}
+    statistics = []
+    for seed in (0, 1):
+        set_key(written, "seed", seed)
+        set_key(written, "amplitude.minimum_cases", 1)
+        experiment = resolve_experiment(written, demo=True)
+        site = make(experiment, simulated=True, data_root=None)
+        statistics.append(site.estimate_amplitude().amplitude.values)
+    assert not np.array_equal(*statistics)

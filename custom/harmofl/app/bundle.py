@@ -1,0 +1,180 @@
+"""`harmofl bundle`: a job with its code and a manifest, which a site can review before anything runs."""
+
+import hashlib
+import inspect
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+import harmofl
+from harmofl.app.demo_data import demo_assignments
+from harmofl.app.job import Job, JobError, read_job
+from harmofl.experiment import FILE_NAME
+
+PACKAGE = Path(harmofl.__file__).parent
+MANIFEST = "manifest.json"  # in the app's config folder, which every bundle has
+CONFIGS = ("config_fed_server.json", "config_fed_client.json")
+CODE = {".py", ".j2", ".typed"}
+
+
+def bundle(
+    job_folder: Path,
+    assignments: Sequence[str],
+    *,
+    output: Path,
+    demo: bool,
+    preinstalled: bool,
+    project: Path | None,
+) -> int:
+    """Write a self-contained copy of a job below `output`; the same job gives the same bytes.
+
+    Args:
+        job_folder: the job.
+        assignments: `key=value` changes of experiment.json.
+        output: receives a folder with the job's name; an earlier bundle of this name is replaced.
+        demo: train at the demo's settings, on whatever data the sites have.
+        preinstalled: leave the code out, for sites that installed the package.
+        project: project.yml of the consortium, which must have every site of the job.
+
+    Returns:
+        0.
+
+    Raises:
+        JobError, ExperimentError: the job would fail, or the output is in the way; nothing was written.
+    """
+    job = read_job(job_folder, assignments)
+    if demo:
+        job = read_job(job_folder, demo_assignments(job, assignments))
+    job.admit_task(own_code=True)
+    settings = job.resolve(demo=False).model_dump(mode="json")  # every default written out
+    _check_sites(job, settings)
+    if project is not None:
+        _check_project(job, project)
+    for app in job.apps:
+        for name in CONFIGS:
+            _check_components(job.folder / app / "config" / name)
+    target = output / job.folder.name
+    _refuse_other_files(target)
+    output.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=output, prefix=".bundle-") as place:
+        made = Path(place) / job.folder.name
+        _write(made, job, settings, preinstalled)
+        if target.exists():
+            shutil.rmtree(target)
+        made.replace(target)
+    files = json.loads((target / job.apps[0] / "config" / MANIFEST).read_text())["files"]
+    sys.stdout.write(f"harmofl bundle: {target}: {len(files)} files, listed in {job.apps[0]}/config/{MANIFEST}\n")
+    return 0
+
+
+def _check_sites(job: Job, settings: dict[str, Any]) -> None:
+    meta = json.loads((job.folder / "meta.json").read_text(encoding="utf-8"))
+    for name, needed in (
+        ("meta.json: min_clients", meta.get("min_clients", 1)),
+        ("federation.minimum_sites", settings["federation"]["minimum_sites"]),
+        ("amplitude.minimum_sites", settings["amplitude"]["minimum_sites"]),
+    ):
+        if needed > len(job.sites):
+            raise JobError(f"{name} is {needed}, but the job deploys to {len(job.sites)} sites; lower it or add sites")
+
+
+def _check_project(job: Job, project: Path) -> None:
+    """Refuse sites that the consortium does not have."""
+    try:
+        participants = yaml.safe_load(project.read_text(encoding="utf-8"))["participants"]
+        clients = {entry["name"] for entry in participants if entry["type"] == "client"}
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+        raise JobError(f"{project}: no project file of FLARE ({type(error).__name__}: {error})") from None
+    missing = [site for site in job.sites if site not in clients]
+    if missing:
+        raise JobError(
+            f"{job.folder / 'meta.json'}: deploys to {', '.join(missing)}, but {project} has only "
+            f"{', '.join(sorted(clients))}"
+        )
+
+
+def _check_components(path: Path) -> None:
+    """Import every class that a configuration names and hold its arguments against the constructor's."""
+    try:
+        config = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise JobError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValueError as error:
+        raise JobError(f"{path}: is no JSON ({error})") from None
+    for component in _components(config):
+        name, arguments = component["path"], component.get("args", {})
+        module, _, kind = name.rpartition(".")
+        try:
+            parameters = inspect.signature(getattr(import_module(module), kind)).parameters
+        except (ImportError, AttributeError, ValueError) as error:
+            raise JobError(f"{path}: {name} cannot be imported ({error})") from None
+        unknown = [argument for argument in arguments if argument not in parameters]
+        if unknown:
+            raise JobError(
+                f"{path}: {name} takes no {', '.join(unknown)}; it takes {', '.join(parameters) or 'nothing'}"
+            )
+
+
+def _components(node: Any) -> list[dict[str, Any]]:
+    if isinstance(node, dict):
+        inner = [found for value in node.values() for found in _components(value)]
+        return [node, *inner] if isinstance(node.get("path"), str) else inner
+    return [found for value in node for found in _components(value)] if isinstance(node, list) else []
+
+
+def _refuse_other_files(target: Path) -> None:
+    if target.exists() and not any(target.glob(f"*/config/{MANIFEST}")):
+        raise JobError(f"{target}: is there and no bundle; remove it or choose another folder")
+
+
+def _write(folder: Path, job: Job, settings: dict[str, Any], preinstalled: bool) -> None:
+    ignored = shutil.ignore_patterns("__pycache__", ".*")
+    for app in job.apps:
+        shutil.copytree(job.folder / app, folder / app, ignore=ignored)
+        (folder / app / "config" / FILE_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        if preinstalled:
+            shutil.rmtree(folder / app / "custom", ignore_errors=True)
+        else:
+            _copy_package(folder / app / "custom" / PACKAGE.name)
+    shutil.copyfile(job.folder / "meta.json", folder / "meta.json")
+    manifest = {
+        "harmofl": harmofl.__version__,
+        "commit": _commit(),
+        "preinstalled": preinstalled,
+        "files": {
+            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
+            for path in sorted(folder.rglob("*"))
+            if path.is_file()
+        },
+    }
+    text = json.dumps(manifest, indent=2) + "\n"
+    for app in job.apps:
+        (folder / app / "config" / MANIFEST).write_text(text, encoding="utf-8")
+
+
+def _copy_package(target: Path) -> None:
+    for path in sorted(PACKAGE.rglob("*")):
+        if path.suffix in CODE or path.name == "py.typed":
+            place = target / path.relative_to(PACKAGE)
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, place)
+
+
+def _commit() -> str:
+    """The commit that the package's files stand at, with a plus where they were changed; empty outside a checkout."""
+    try:
+        commit, changes = (
+            subprocess.run(["git", "-C", str(PACKAGE), *command], capture_output=True, text=True, check=True).stdout
+            for command in (["rev-parse", "HEAD"], ["status", "--porcelain", "--", "."])
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return commit.strip() + ("+" if changes.strip() else "")
