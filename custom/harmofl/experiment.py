@@ -144,6 +144,16 @@ class Experiment(Section):
     federation: FederationSettings
     demo: DemoSettings | None = None
 
+    @model_validator(mode="after")
+    def _a_first_batch_is_large_enough(self) -> Self:
+        amplitude, batch = self.amplitude, self.training.batch_size
+        if amplitude.region != "off" and amplitude.estimation == "first_batch" and batch < amplitude.minimum_cases:
+            raise ValueError(
+                f"training.batch_size {batch} is below amplitude.minimum_cases {amplitude.minimum_cases}, so that no "
+                "amplitude of a first batch would be sent; raise the one or lower the other"
+            )
+        return self
+
     @property
     def hash(self) -> str:
         """First 16 hex digits of the SHA-256 over the settings that decide the result.

@@ -28,6 +28,14 @@ def test_a_job_is_five_files_without_code(job: Path) -> None:
     assert files == {"meta.json", "app/custom/README.md", *config}
 
 
+@pytest.mark.parametrize("preset", ["robust", "as_described", "as_published"])
+@pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
+def test_every_preset_runs_in_the_demo(job: Path, preset: str) -> None:
+    norm = ["network.norm=batch"] if "camelyon17" in job.name else []
+    experiment = read_job(job, [f"amplitude.preset={preset}", *norm]).resolve(demo=True)
+    assert experiment.training.batch_size >= experiment.amplitude.minimum_cases
+
+
 @pytest.mark.parametrize("demo", [False, True])
 @pytest.mark.parametrize("job", JOBS, ids=lambda job: job.name)
 def test_a_job_resolves_with_and_without_its_demo_and_needs_all_its_sites(job: Path, demo: bool) -> None:

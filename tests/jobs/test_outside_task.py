@@ -1,6 +1,7 @@
 """A fourth task, from a folder outside the package: it runs where it may, and nowhere else."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from typing import Any
@@ -15,56 +16,47 @@ from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAu
 from harmofl.app.cli import main
 from harmofl.flare.outside import admit_outside_task
 from harmofl.sections import ExperimentError
-from tests.federation.conftest import Run, make_job, simulate
+from tests.federation.conftest import Run, simulate
 
 OUTSIDE = Path(__file__).parent / "outside" / "disks.py"
 TASK = "disks.DiskTask"
-SETTINGS: dict[str, Any] = {
-    "task": TASK,
-    "name": "disks",
-    "reader": {"scale": 2.0},
-    "demo.data": {"cases": 8},
-    "federation.rounds": 2,
-    "training.local_epochs": 4,
-    "training.batch_size": 2,
-}
+PAGE = (Path(__file__).resolve().parents[2] / "jobs" / "README.md").read_text()
+EXPERIMENT, COMPONENTS = (
+    json.loads("{" + part + "}")
+    for part in re.findall(r"```json\n(.*?)```", PAGE[PAGE.index("### A task of your own") :], re.DOTALL)[:2]
+)
 
 
-def make_disk_job(folder: Path, component: str | None = TASK) -> Path:
-    """The prostate job with another task: what jobs/README.md tells to change, and nothing else."""
-    job = make_job(folder, ["BIDMC", "HK"], {})
+def make_disk_job(folder: Path, components: dict[str, Any] = COMPONENTS) -> Path:
+    """A copy of the nuclei job with what jobs/README.md tells to change, and nothing else."""
+    job = folder / "job"
+    shutil.copytree(Path(__file__).resolve().parents[2] / "jobs" / "harmofl_nuclei", job)
     path = job / "app" / "config" / "experiment.json"
-    settings = json.loads(path.read_text())
-    settings["demo"]["overrides"] |= {key: value for key, value in SETTINGS.items() if key.count(".") == 1}
-    settings["demo"]["overrides"].pop("demo.data")
-    settings |= {"task": TASK, "name": "disks", "reader": SETTINGS["reader"]}
-    settings["demo"]["data"] = SETTINGS["demo.data"]
-    path.write_text(json.dumps(settings))
+    path.write_text(json.dumps(json.loads(path.read_text()) | EXPERIMENT))
     shutil.copy(OUTSIDE, job / "app" / "custom")
-    if component:
-        for name in ("config_fed_server.json", "config_fed_client.json"):
-            config = json.loads((job / "app" / "config" / name).read_text())
-            config["components"].append({"id": "task", "path": component})
-            (job / "app" / "config" / name).write_text(json.dumps(config))
+    for name in ("config_fed_server.json", "config_fed_client.json"):
+        config = json.loads((job / "app" / "config" / name).read_text())
+        config["components"] += components["components"]
+        (job / "app" / "config" / name).write_text(json.dumps(config))
     return job
 
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Run:
     folder = tmp_path_factory.mktemp("disks")
-    return simulate(make_disk_job(folder), folder, 2, {})
+    return simulate(make_disk_job(folder), folder, 4, {})
 
 
 def test_a_task_from_outside_trains_and_reports_like_the_others(run: Run) -> None:
     assert run.code == 0, run.output
     results = run.results
-    assert results.experiment["task"] == TASK and results.experiment["reader"] == {"scale": 2.0}
-    assert results.sites_accepted == [["BIDMC", "HK"], ["BIDMC", "HK"]]
-    assert results.sites["HK"].test["dice"].n > 0 and results.score_note.startswith("foreground Dice of each image")
+    assert results.experiment["task"] == TASK and results.experiment["reader"] == {"scale": 1.0}
+    assert set(map(tuple, results.sites_accepted)) == {("breast", "kidney", "lung", "prostate")}
+    assert results.sites["lung"].test["dice"].n > 0 and results.score_note.startswith("foreground Dice of each image")
 
 
 def test_a_task_that_no_configuration_names_is_not_imported(tmp_path: Path) -> None:
-    run = simulate(make_disk_job(tmp_path, component=None), tmp_path, 2, {})
+    run = simulate(make_disk_job(tmp_path, {"components": []}), tmp_path, 4, {})
     assert run.code != 0
     assert "disks.DiskTask comes from outside the package; name it as component 'task'" in run.output
 
@@ -134,6 +126,6 @@ def test_check_runs_a_jobs_code_only_when_told_so(tmp_path: Path, capsys: pytest
     job = make_disk_job(tmp_path)
     assert main(["check", str(tmp_path), "--job", str(job)]) == 2
     assert "read its code, then add --allow-code" in capsys.readouterr().err
-    (tmp_path / "data" / "HK").mkdir(parents=True)
+    (tmp_path / "data" / "lung").mkdir(parents=True)
     assert main(["check", str(tmp_path / "data"), "--job", str(job), "--allow-code"]) == 1
-    assert "no data for site BIDMC" in capsys.readouterr().out
+    assert "no data for site kidney" in capsys.readouterr().out

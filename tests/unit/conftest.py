@@ -10,7 +10,7 @@ _WRITTEN: dict[str, Any] = {
     "task": "prostate",
     "data": {"height": 64, "width": 64},
     "network": {"name": "unet", "width": 2},
-    "amplitude": {"preset": "robust", "minimum_sites": 2},
+    "amplitude": {"preset": "robust", "minimum_sites": 2, "minimum_cases": 4},
     "training": {"optimizer": "sgd", "learning_rate": 0.05, "batch_size": 4},
     "federation": {"rounds": 3, "minimum_sites": 2},
 }

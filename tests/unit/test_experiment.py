@@ -272,3 +272,14 @@ def test_a_pattern_that_does_not_compile_is_refused(written):
     set_key(written, "data.patient_pattern", "(P")
     with pytest.raises(ExperimentError, match="data.patient_pattern: is no regular expression"):
         resolve(written)
+
+
+def test_a_first_batch_that_no_site_would_send_is_refused(written):
+    set_key(written, "amplitude.preset", "as_published")
+    set_key(written, "training.batch_size", 3)
+    with pytest.raises(
+        ExperimentError, match="batch_size 3 is below amplitude.minimum_cases 4, .* raise the one or lower"
+    ):
+        resolve(written)
+    set_key(written, "amplitude.region", "off")
+    resolve(written)

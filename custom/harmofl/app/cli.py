@@ -52,7 +52,13 @@ def _simulate(options: argparse.Namespace) -> int:
 def _demo_data(options: argparse.Namespace) -> int:
     from harmofl.app.demo_data import demo_data
 
-    return demo_data(options.job, options.assignments, output=options.output, gallery=options.gallery)
+    return demo_data(
+        options.job,
+        options.assignments,
+        output=options.output,
+        gallery=options.gallery,
+        allow_code=options.allow_code,
+    )
 
 
 def _bundle(options: argparse.Namespace) -> int:
@@ -91,7 +97,7 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     check.add_argument("data_root", type=Path, metavar="DATA_ROOT", help="folder of the sites' folders, or of one site")
     check.add_argument("--job", type=Path, required=True, help="job folder, for example jobs/harmofl_prostate")
     check.add_argument("--site", metavar="NAME", help="check this site of the job only")
-    check.add_argument("--allow-code", action="store_true", help="run a task that the job brings along (read it first)")
+    _add_allow_code(check)
     _add_set(check)
 
 
@@ -135,6 +141,7 @@ def _add_demo_data(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         action="store_true",
         help="also write DIR/gallery.html: images of every site before and after each step of the normalization",
     )
+    _add_allow_code(demo_data)
     _add_set(demo_data)
 
 
@@ -155,6 +162,12 @@ def _add_bundle(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     bundle.add_argument("--project", type=Path, metavar="FILE", help="project.yml that must have every site of the job")
     _add_set(bundle)
+
+
+def _add_allow_code(command: argparse.ArgumentParser) -> None:
+    command.add_argument(
+        "--allow-code", action="store_true", help="run a task that the job brings along (read its code first)"
+    )
 
 
 def _add_set(command: argparse.ArgumentParser) -> None:

@@ -15,7 +15,9 @@ from harmofl.tasks import load_task
 GALLERY_FILE = "gallery.html"
 
 
-def demo_data(job_folder: Path, assignments: Sequence[str], *, output: Path, gallery: bool) -> int:
+def demo_data(
+    job_folder: Path, assignments: Sequence[str], *, output: Path, gallery: bool, allow_code: bool = False
+) -> int:
     """Write the data of all sites below `output`, which is then a data root, and say how to train on it.
 
     Args:
@@ -23,6 +25,7 @@ def demo_data(job_folder: Path, assignments: Sequence[str], *, output: Path, gal
         assignments: `key=value` changes of experiment.json.
         output: receives a folder a site; one that holds its files already is kept.
         gallery: also write gallery.html there.
+        allow_code: let a task that the job brings along run.
 
     Returns:
         0, or 1 where data that was there already cannot be read for the gallery.
@@ -31,7 +34,7 @@ def demo_data(job_folder: Path, assignments: Sequence[str], *, output: Path, gal
         JobError, ExperimentError: a mistake in the command or the job.
     """
     job = read_job(job_folder, assignments)
-    job.admit_task(own_code=True)
+    job.admit_task(own_code=allow_code)
     experiment = job.resolve(demo=True)
     for site in job.sites:
         _say(_write_site(output / site, site, experiment))

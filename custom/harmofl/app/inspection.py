@@ -8,6 +8,7 @@ from statistics import median
 from harmofl.app.job import Job, JobError
 from harmofl.data.findings import DataRootError, Finding, SharedFolderError
 from harmofl.experiment import Experiment
+from harmofl.flare.site import MINIMUM_CASES
 from harmofl.tasks import FolderReport, load_task, place_sites
 
 ALIKE = 1.2  # ratio of pixel sizes that counts as one resolution
@@ -66,21 +67,24 @@ def _folders(root: Path, job: Job, experiment: Experiment, only: str | None) -> 
         raise JobError(f"{root} is no folder; name the folder of the sites' folders, or one site's own")
     if only is not None and only not in job.sites:
         raise JobError(f"--site {only}: the job's sites are {', '.join(job.sites)}")
-    task, sites = load_task(experiment), [only] if only else job.sites
-    places = place_sites(experiment, dict.fromkeys(sites, root))
-    folders = {site: place for site, place in places.items() if isinstance(place, Path)}
+    task = load_task(experiment)
+    places = place_sites(experiment, dict.fromkeys(job.sites, root))
     loose = [
         site
         for site, place in places.items()
         if isinstance(place, SharedFolderError) or (place == root and task.part(root, site, experiment) is None)
     ]
-    if only is None and len(loose) == len(sites):
-        return {_name_of(root, job, experiment): root}, []  # the root is one site's own folder
-    if loose and only is None:
-        folders = {site: folder for site, folder in folders.items() if site not in loose}
-        return folders, [f"{', '.join(loose)} would read the loose cases in {root}; give each site a folder of its own"]
-    # a folder of DICOM is the same mistake for every site
-    return folders, list(dict.fromkeys(str(place) for place in places.values() if isinstance(place, DataRootError)))
+    if len(loose) == len(job.sites):
+        return {only or _name_of(root, job, experiment): root}, []  # the root is one site's own folder
+    wanted = {site: place for site, place in places.items() if only in (None, site)}
+    folders = {site: place for site, place in wanted.items() if isinstance(place, Path) and site not in loose}
+    problems = [
+        f"{site} {place}" if isinstance(place, SharedFolderError) else f"{site} would read the loose cases in {root}"
+        for site, place in wanted.items()
+        if site in loose
+    ]
+    problems += [str(place) for site, place in wanted.items() if isinstance(place, DataRootError) and site not in loose]
+    return folders, list(dict.fromkeys(problems))  # a folder of DICOM is the same mistake for every site
 
 
 def _name_of(folder: Path, job: Job, experiment: Experiment) -> str:
@@ -104,10 +108,15 @@ def _inspect_site(name: str, folder: Path, experiment: Experiment) -> SiteInspec
 
 def _few_patients(training: int, experiment: Experiment) -> list[Finding]:
     needed = experiment.amplitude.minimum_cases
-    if experiment.amplitude.region == "off" or training >= needed:
+    if experiment.amplitude.region == "off" or training >= max(needed, MINIMUM_CASES):
         return []
-    message = f"training patients: {training}, amplitude.minimum_cases is {needed}, so this site sends no amplitude"
-    return [Finding("warning", NOT_SENT, "site", message, "add cases, or ask the lead to lower it")]
+    if training < needed:
+        message = f"training patients: {training}, amplitude.minimum_cases is {needed}, so this site sends no amplitude"
+        return [Finding("warning", NOT_SENT, "site", message, "add cases, or ask the lead to lower it")]
+    message = (
+        f"training patients: {training}; outside simulation a site sends no amplitude of fewer than {MINIMUM_CASES}"
+    )
+    return [Finding("warning", "below_own_minimum", "site", message, "set minimum_cases in the site's privacy scope")]
 
 
 def _too_few_amplitudes(sites: Sequence[SiteInspection], experiment: Experiment) -> list[Finding]:

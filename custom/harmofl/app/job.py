@@ -71,8 +71,11 @@ class Job:
         module, _, kind = name.rpartition(".")
         try:
             admit(name, getattr(import_module(module), kind)())
-        except (ImportError, AttributeError) as error:
+        except ImportError as error:
             raise JobError(f"task: {name} cannot be imported ({error}); put it into {custom} or install it") from None
+        except Exception as error:  # whatever the job's own code raises
+            problem = f"{type(error).__name__}: {error}"
+            raise JobError(f"task: {name} cannot be used ({problem}); mend its code") from None
         finally:
             sys.path.remove(str(custom))
 

@@ -92,11 +92,6 @@ def auroc(evidence_B: Tensor, labels_B: Tensor) -> Estimate:
     return Estimate(area, low, high, len(evidence))
 
 
-def support(labels_B: Tensor, classes: int) -> list[int]:
-    """Number of images of each class."""
-    return torch.bincount(labels_B, minlength=classes).tolist()
-
-
 def accuracy_by_group(predicted_B: Tensor, labels_B: Tensor, groups_B: Tensor) -> list[float]:
     """Accuracy within each group of images, such as a slide, in the order of the groups' numbers.
 

@@ -111,7 +111,8 @@ def draw_regions(regions: Sequence[Region], shape: tuple[int, int], classes: Seq
     A pixel belongs to a region if its center does; of an outline that crosses itself, where a ray from the center
     crosses it an odd number of times (even-odd rule). Holes are cut out after all other regions of their Annotation
     are drawn, wherever they stand, and out of these only. Of regions that overlap the later one counts, except that
-    ambiguous ones and those of unknown class lie over all others. What leaves the image is cut off.
+    ambiguous ones and those of unknown class lie over all others. What leaves the image is cut off. Outlines of more
+    than 2000 vertices are not searched for crossings.
 
     Args:
         regions: of one image.
@@ -123,14 +124,20 @@ def draw_regions(regions: Sequence[Region], shape: tuple[int, int], classes: Seq
 
     codes = np.array([0, *(_code(region.kind, classes) for region in regions)], np.uint8)
     instances = np.zeros(shape, np.int32)
+    idle = 0
     for layer in sorted({region.layer for region in regions}, key=lambda layer: _height(regions, layer, classes)):
         plane = np.zeros(shape, np.int32)
         numbered = [(number, region) for number, region in enumerate(regions, start=1) if region.layer == layer]
         for number, region in sorted(numbered, key=lambda item: item[1].hole):
             columns, rows = (region.outline - TO_CENTERS).T
-            plane[polygon(rows, columns, shape)] = 0 if region.hole else number
+            inside = polygon(rows, columns, shape)
+            idle += int(region.hole and not plane[inside].any())
+            plane[inside] = 0 if region.hole else number
         np.copyto(instances, plane, where=plane > 0)
     findings = _drawing_findings(regions, instances, subject)
+    if idle:
+        message = f"{idle} holes (negative regions) lie in no region of their own Annotation and cut nothing"
+        findings.append(Finding("warning", "idle_hole", subject, message, "draw a hole in the layer of its nucleus"))
     return Drawing(codes[instances], instances, tuple(findings))
 
 

@@ -181,9 +181,12 @@ def _tiff_by_codec(path: Path, subject: str) -> Picture:
             raise refusal("several_pages", subject, message, "save each page as a file of its own")
         if page.imagewidth * page.imagelength > MOST_PIXELS:
             raise _too_large(subject)
-        if page.dtype != np.uint8 or page.shape[2:] != (3,):
-            message = f"a TIFF of {page.dtype} with shape {page.shape} is not 8-bit RGB"
+        plain = page.photometric in (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
+        if page.dtype != np.uint8 or page.shape[2:] != (3,) or not plain:
+            message = f"a TIFF of {page.dtype}, shape {page.shape}, {page.photometric!s} is not 8-bit RGB"
             raise refusal("color_mode", subject, message, SAVE_AS_RGB)
+        if page.tags.valueof("Orientation", default=1) != 1:
+            raise refusal("color_mode", subject, "a turned TIFF of this compression is not read", SAVE_AS_RGB)
         return np.ascontiguousarray(page.asarray())
 
 

@@ -12,7 +12,7 @@ from harmofl.data.layout import named_folder, site_folder
 from harmofl.data.nuclei import NucleiCase, find_nuclei
 from harmofl.sections import Section, first_problem
 
-FolderName = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")]  # a map may come with a job, which never chooses a path
+FolderName = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")]  # a name in the data root, no path out of it
 Prefix = Annotated[str, Field(min_length=1)]
 
 
@@ -104,7 +104,7 @@ def site_cases(folder: Path, site: str, site_map: SiteMap | None = None) -> tupl
     """Return the cases of a folder that belong to a site, and what was found on the way.
 
     Without a map these are all. A patient claimed by several sites is used at none; what lies in a folder that the map
-    gives to a site is that site's alone.
+    gives to a site, or that has a site's name, is that site's alone.
 
     Raises:
         DataRootError: if a folder cannot be listed, or the map does not name the site.
@@ -114,7 +114,7 @@ def site_cases(folder: Path, site: str, site_map: SiteMap | None = None) -> tupl
     if site_map is None or rule is None or rule.folder:
         return cases, findings
     sharing = [name for name, other in site_map.sites.items() if not other.folder]
-    given = {other.folder.casefold() for other in site_map.sites.values() if other.folder}
+    given = {(other.folder or name).casefold() for name, other in site_map.sites.items()}
     cases = [case for case in cases if case.image.relative_to(folder).parts[0].casefold() not in given]
     kept = []
     for case in cases:

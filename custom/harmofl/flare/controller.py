@@ -81,7 +81,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             self._num_rounds = max(0, settings.rounds - self.run.start_round)
             self._announce(fl_ctx)
             super().start_controller(fl_ctx)
-        except (ExperimentError, StateError, ValueError) as error:
+        except (ExperimentError, StateError, ValueError, OSError) as error:
             self.system_panic(str(error), fl_ctx)
 
     def control_flow(self, abort_signal: Signal, fl_ctx: FLContext) -> None:

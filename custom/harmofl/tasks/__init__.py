@@ -1,7 +1,6 @@
 """One module a task: which reader, network, loss and scores."""
 
 import json
-from collections import defaultdict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
     from harmofl.data.findings import DataRootError, Finding
 
 Predict = Callable[[Tensor], Tensor]
+Part = frozenset[Hashable] | None
 Settings = TypeVar("Settings", bound=Section)
 
 TASKS = ("prostate", "camelyon17", "nuclei")
@@ -124,7 +124,7 @@ class Task(Protocol):
     def locate(self, root: Path, site: str, experiment: Experiment) -> Path:
         """The folder under `root` that holds this site's cases."""
 
-    def part(self, folder: Path, site: str, experiment: Experiment) -> frozenset[Hashable] | None:
+    def part(self, folder: Path, site: str, experiment: Experiment) -> Part:
         """What is this site's in a folder that several share, None for all of it; parts must not overlap."""
 
     def open_site(self, folder: Path, site: str, experiment: Experiment, cache: Path) -> SiteData:
@@ -144,7 +144,18 @@ class Task(Protocol):
 
 
 def admit(name: str, task: Task) -> None:
-    """Let experiments name a task from outside the package; whoever calls this has decided that it may run here."""
+    """Let experiments name a task from outside the package; whoever calls this has decided that it may run here.
+
+    Raises:
+        ExperimentError: it lacks something that a task offers.
+    """
+    members = [
+        *Task.__annotations__,
+        *(name for name, value in vars(Task).items() if callable(value) and name[0] != "_"),
+    ]
+    missing = [name for name in members if not hasattr(task, name)]
+    if missing:
+        raise ExperimentError(f"task: {name} has no {', '.join(missing)}; see harmofl.tasks.Task")
     _admitted[name] = task
 
 
@@ -221,7 +232,7 @@ def place_sites(experiment: Experiment, roots: Mapping[str, Path]) -> "dict[str,
 
     task = load_task(experiment)
     places: dict[str, Path | DataRootError] = {}
-    taken: dict[Path, list[tuple[str, frozenset[Hashable] | None]]] = defaultdict(list)
+    taken: list[tuple[str, Path, Part]] = []
     for site, root in roots.items():
         try:
             folder = task.locate(root, site, experiment)
@@ -229,12 +240,23 @@ def place_sites(experiment: Experiment, roots: Mapping[str, Path]) -> "dict[str,
         except DataRootError as error:
             places[site] = error
             continue
-        held = taken[folder.resolve()]
-        others = [other for other, theirs in held if part is None or theirs is None or part & theirs]
-        shared = f"would read {folder}, as {others[0]} does; give each site a folder of its own" if others else ""
+        place = folder.resolve()
+        others = [other for other, held, theirs in taken if _both_read(place, part, held, theirs)]
+        shared = (
+            f"would read {folder}, where the data of {others[0]} lies; give each site a folder of its own"
+            if others
+            else ""
+        )
         places[site] = SharedFolderError(shared) if others else folder
-        held.append((site, part))
+        taken.append((site, place, part))
     return places
+
+
+def _both_read(one: Path, part: Part, other: Path, theirs: Part) -> bool:
+    """Whether two sites would use one file: the same folder with parts that overlap, or a folder within all of one."""
+    if one == other:
+        return part is None or theirs is None or bool(part & theirs)
+    return (one in other.parents and part is None) or (other in one.parents and theirs is None)
 
 
 def untrained_network(experiment: Experiment) -> nn.Module:

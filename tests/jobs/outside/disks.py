@@ -86,12 +86,13 @@ class DiskTask:
 
     def write_demo(self, folder, site, experiment):
         folder.mkdir(parents=True, exist_ok=True)
-        rows, columns = np.mgrid[:64, :64]
+        height, width = experiment.data.height, experiment.data.width
+        rows, columns = np.mgrid[:height, :width]
         for case in range(demo_settings(experiment, DiskDemo).cases):
             rng = np.random.default_rng([experiment.seed, sum(site.encode()), case])
-            top, left = rng.uniform(20, 44, 2)
-            mask = (rows - top) ** 2 + (columns - left) ** 2 < rng.uniform(8, 14) ** 2
-            image = rng.normal(mask, 0.3, (3, 64, 64)).astype(np.float32)
+            top, left = rng.uniform(0.3, 0.7, 2) * (height, width)
+            mask = (rows - top) ** 2 + (columns - left) ** 2 < (rng.uniform(0.12, 0.22) * height) ** 2
+            image = rng.normal(mask, 0.3, (3, height, width)).astype(np.float32)
             np.savez(folder / f"Case{case:02d}.npz", image=image, mask=mask)
 
     def describe_demo(self, site, experiment):

@@ -197,4 +197,4 @@ def test_loose_cases_beside_a_sites_folder_are_an_error(
         path.rename(own_root / path.name)
     (own_root / "HK").rmdir()
     assert run(own_root, job) == 1
-    assert f"error: HK would read the loose cases in {own_root}" in capsys.readouterr().out
+    assert f"error: HK would read {own_root}, where the data of BIDMC lies" in capsys.readouterr().out

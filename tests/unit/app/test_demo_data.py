@@ -137,7 +137,8 @@ def test_a_task_of_the_jobs_own_has_a_page(job: Path) -> None:
     shutil.copy(Path(__file__).parents[2] / "jobs" / "outside" / "disks.py", job / "app" / "custom")
     changes = ("task=disks.DiskTask", "reader={}", 'demo.data={"cases": 4}')
     sets = [part for change in changes for part in ("--set", change)]
-    assert main(["demo-data", str(job), "-o", "root", "--gallery", *sets]) == 0
+    assert main(["demo-data", str(job), "-o", "root", "--gallery", *sets]) == 2, "its code was not allowed"
+    assert main(["demo-data", str(job), "-o", "root", "--gallery", "--allow-code", *sets]) == 0
     assert Path("root/gallery.html").read_text(encoding="utf-8").count("bright disks on noise") == len(SITES)
 
 

@@ -16,7 +16,6 @@ from harmofl.core.classification import (
     binary_scores,
     predicted_labels,
     recall,
-    support,
 )
 from harmofl.core.scores import summarize
 
@@ -176,14 +175,13 @@ def test_an_image_without_finite_logits_is_wrong_and_leaves_no_ranking(broken):
     assert math.isnan(scores["auroc"].value)
 
 
-def test_accuracy_recall_and_support_of_more_classes():
+def test_accuracy_and_recall_of_more_classes():
     labels = torch.tensor([0, 0, 1, 2, 2, 2])
     predicted = predicted_labels(torch.eye(4)[[0, 1, 1, 2, 0, 2]])
     assert predicted.tolist() == [0, 1, 1, 2, 0, 2]
     assert accuracy(predicted, labels).value == pytest.approx(4 / 6)
     assert [recall(predicted, labels, label).value for label in range(3)] == pytest.approx([1 / 2, 1, 2 / 3])
     assert math.isnan(recall(predicted, labels, 3).value)
-    assert support(labels, 4) == [2, 1, 3, 0]
 
 
 def test_accuracy_by_group_is_one_number_a_slide():

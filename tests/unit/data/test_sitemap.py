@@ -142,3 +142,9 @@ def test_what_lies_in_a_folder_that_the_map_gives_away_is_that_sites_alone(root:
     _, findings = site_cases(root, "lung", sites)
     [finding] = [finding for finding in findings if finding.code == "no_organ"]
     assert "Slide_01" not in finding.subject  # used by tnbc
+
+
+def test_what_lies_in_a_folder_with_a_sites_name_is_that_sites_alone(root: Path) -> None:
+    (root / "TCGA-55-1594-01Z").rename(root / "Kidney")  # a folder of the site's own, whatever the organ table says
+    sites = site_map(sites={"lung": {"organ": "lung"}, "kidney": {"organ": "kidney"}})
+    assert "TCGA-55-1594" not in patients(root, "lung", sites)

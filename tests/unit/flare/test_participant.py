@@ -94,16 +94,15 @@ def test_cases_of_one_patient_count_once(written: dict[str, Any], make: Any) -> 
     assert site.estimate_amplitude().amplitude is None
 
 
-def test_a_first_batch_smaller_than_the_minimum_stays_at_the_site(written: dict[str, Any], make: Any) -> None:
-    for key, value in {"amplitude.preset": "as_published", "training.batch_size": 2}.items():
+def test_a_first_batch_smaller_than_the_sites_minimum_stays_at_the_site(written: dict[str, Any], make: Any) -> None:
+    changes = {"amplitude.preset": "as_published", "training.batch_size": 2, "amplitude.minimum_cases": 2}
+    for key, value in changes.items():
         set_key(written, key, value)
-    for needed, sent in ((2, True), (3, False)):
-        set_key(written, "amplitude.minimum_cases", needed)
-        experiment = resolve_experiment(written)
-        update = make(experiment, state_root=make(experiment)._site.state_root / str(needed)).train(
-            0, ModelMessage(weights_of(experiment))
-        )
-        assert (update.amplitude is not None) == sent, needed
+    experiment = resolve_experiment(written)
+    for own, sent in ((2, True), (3, False)):
+        root = make(experiment)._site.state_root / str(own)
+        update = make(experiment, minimum_cases=own, state_root=root).train(0, ModelMessage(weights_of(experiment)))
+        assert (update.amplitude is not None) == sent, own
 
 
 def test_test_scores_come_of_both_models_and_name_no_case(experiment: Experiment, make: Any) -> None:

@@ -148,7 +148,7 @@ class TestPlaceSites:
         places = place_sites(experiment, dict.fromkeys(self.SITES, tmp_path))
         assert places["hospital1"] == tmp_path
         assert isinstance(places["hospital2"], SharedFolderError)
-        assert f"would read {tmp_path}, as hospital1 does" in str(places["hospital2"])
+        assert f"would read {tmp_path}, where the data of hospital1 lies" in str(places["hospital2"])
 
     def test_the_same_center_in_two_folders_is_no_mistake(self, resolve_job: Resolve, tmp_path: Path) -> None:
         for site in self.SITES:
@@ -156,6 +156,16 @@ class TestPlaceSites:
         experiment = resolve_job("harmofl_camelyon17", {"reader.centers": {"hospital1": [0], "hospital2": [0]}})
         places = place_sites(experiment, dict.fromkeys(self.SITES, tmp_path))
         assert places == {site: tmp_path / site for site in self.SITES}
+
+    def test_a_misspelt_folder_does_not_make_a_site_read_all_the_others(
+        self, resolve_job: Resolve, tmp_path: Path
+    ) -> None:
+        for name in ("kidney", "Lungs"):
+            write_nuclei_site(tmp_path / name, name.lower().rstrip("s"), patients=3, images=3, seed=0, size=64)
+        for sites in (("kidney", "lung"), ("lung", "kidney")):
+            places = place_sites(resolve_job("harmofl_nuclei"), dict.fromkeys(sites, tmp_path))
+            refused = [site for site, place in places.items() if isinstance(place, SharedFolderError)]
+            assert refused == [sites[1]], "whichever comes second; the job does not start"
 
     def test_images_of_nuclei_in_one_folder_need_a_map(self, resolve_job: Resolve, tmp_path: Path) -> None:
         write_nuclei_site(tmp_path / "all", "lung", patients=1, images=1, seed=0, size=64)
