@@ -14,15 +14,21 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 from PIL import Image
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 PUBLISHED = (59436, 34904, 85054, 129838, 146722)  # patches of the centers 0 to 4, Camelyon17-WILDS v1.0
 SLIDES = 10  # of a center
 LINKS = 20_000  # of one file; many file systems stop at 65,000
 BATCH = 128
+MEASURED = 20  # batches
 
 
 def main() -> None:
@@ -109,12 +115,29 @@ def measure(folder: Path, workers: int) -> None:
     next(batches)
     step(f"first batch of {BATCH}, {workers} workers", start)
     start = time.perf_counter()
-    for _ in range(20):
+    for _ in range(MEASURED):
         next(batches)
-    step("20 more batches", start)
+    step(f"{MEASURED} more batches", start)
+    amplitude = amplitude_seconds(batches) * len(dataset)
+    steps.append(
+        (f"amplitude of {len(dataset):,} images before round 0, from {MEASURED} batches", amplitude, peak_mib())
+    )
     table = ["| step | seconds | peak MiB |", "|---|---|---|"]
     table += [f"| {name} | {seconds:.2f} | {peak:.0f} |" for name, seconds, peak in steps]
     sys.stdout.write("\n".join(table) + f"\nindex / lines alone: {ratio:.1f}\n")
+
+
+def amplitude_seconds(batches: Iterator["list[Tensor]"]) -> float:
+    """Seconds an image that the task `amplitude` takes, decoding by the workers included."""
+    from harmofl.app.job import read_job
+    from harmofl.flare.participant import build_normalization
+
+    experiment = read_job(Path(__file__).resolve().parents[2] / "jobs" / "harmofl_camelyon17", []).resolve(demo=False)
+    normalization = build_normalization(experiment, 3)
+    start = time.perf_counter()
+    for _ in range(MEASURED):
+        normalization.observe(next(batches)[0])
+    return (time.perf_counter() - start) / (MEASURED * BATCH)
 
 
 def read_lines(path: Path) -> float:

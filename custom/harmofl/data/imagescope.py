@@ -188,7 +188,7 @@ def _read_region(element: Element) -> Outline | str:
         return "coordinates not finite or beyond any image"
     if len(np.unique(outline, axis=0)) < FEWEST_VERTICES:
         return f"fewer than {FEWEST_VERTICES} distinct vertices"
-    return outline, element.get("NegativeROA", "0").strip().casefold() in ("1", "true")
+    return outline, element.get("NegativeROA", "0").strip().casefold() not in ("0", "false", "")
 
 
 def _number(text: str | None) -> float:

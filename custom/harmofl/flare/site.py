@@ -112,7 +112,7 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
         data_root=Path(root) if root else None,
         state_root=Path(state) / name if state else Path(workspace.get_root_dir()) / "harmofl",
         device=str(scope.get("device", "auto")),
-        workers=int(scope["workers"]) if "workers" in scope else 0 if simulated else None,
+        workers=int(scope["workers"]) if "workers" in scope else None if root else 0,
         threads=int(scope["threads"]) if "threads" in scope else _simulated_threads() if simulated else None,
         minimum_cases=int(scope.get("minimum_cases", 1 if simulated else MINIMUM_CASES)),
     )

@@ -72,7 +72,7 @@ def test_what_the_scope_sets(context: Any, monkeypatch: Any) -> None:
     config = site_config(context(simulated=False, scope=scope))
     assert (config.device, config.workers, config.threads) == ("cuda:1", 4, 8)
     assert site_config(context(simulated=False, scope={"data_root": "/data"})).workers is None, "as the task needs"
-    assert site_config(context(simulated=True)).workers == 0, "simulated sites share the machine"
+    assert site_config(context(simulated=True)).workers == 0, "a demo is too small for workers"
     assert config.state_root == Path("/kit/harmofl")
     monkeypatch.setenv("HARMOFL_STATE_ROOT", "/state")
     assert site_config(context(simulated=False, scope=scope)).state_root == Path("/state/HK")
