@@ -1,7 +1,7 @@
 """One module a task: which reader, network, loss and scores."""
 
 import json
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Mapping
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
@@ -196,9 +196,11 @@ def resolve_experiment(settings: dict[str, Any], *, demo: bool = False, source: 
     experiment = resolve(settings, demo=demo, source=source)
     try:
         task = load_task(experiment)
-        changes: dict[str, Any] = {"reader": _written_out(task.reader, experiment.reader, "reader")}
+        changes: dict[str, Any] = {
+            "reader": _validated(task.reader, experiment.reader, "reader").model_dump(mode="json")
+        }
         if experiment.demo is not None:
-            data = _written_out(task.demo, experiment.demo.data, "demo.data")
+            data = _validated(task.demo, experiment.demo.data, "demo.data").model_dump(mode="json")
             changes["demo"] = experiment.demo.model_copy(update={"data": data})
         task.check(experiment)
     except ExperimentError as error:
@@ -224,6 +226,19 @@ def demo_settings(experiment: Experiment, model: type[Settings]) -> Settings:
     if experiment.demo is None:
         raise ExperimentError("demo: this job has no demo settings")
     return _validated(model, experiment.demo.data, "demo.data")
+
+
+def demo_profile(key: str, given: Mapping[str, str], site: str, known: Iterable[str], otherwise: int) -> str:
+    """The look of a site's synthetic data: the one that `demo.data` gives it, else the one of number `otherwise`.
+
+    Raises:
+        ExperimentError: `demo.data` gives one that is not known.
+    """
+    names = sorted(known)
+    name = given.get(site, names[otherwise % len(names)])
+    if name not in names:
+        raise ExperimentError(f"demo.data.{key}.{site}: {name!r} is none of {', '.join(names)}")
+    return name
 
 
 def place_sites(experiment: Experiment, roots: Mapping[str, Path]) -> "dict[str, Path | DataRootError]":
@@ -281,8 +296,3 @@ def _validated(model: type[Settings], values: Mapping[str, Any], section: str) -
         return model.model_validate_json(json.dumps(values))  # JSON: a strict section takes no list for a tuple
     except ValidationError as error:
         raise ExperimentError(first_problem(error, model, f"{section}.")) from None
-
-
-def _written_out(model: type[Section], values: Mapping[str, Any], section: str) -> dict[str, Any]:
-    written: dict[str, Any] = _validated(model, values, section).model_dump(mode="json")
-    return written

@@ -15,7 +15,7 @@ from harmofl.data.layout import named_folder
 from harmofl.data.patch_index import METADATA, PatchIndex, read_index
 from harmofl.data.patches import LABELS, Patches, PatchSplit, Rows, split_by_slide, split_patches_as_published
 from harmofl.sections import ExperimentError, Section
-from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_settings, reader_settings
+from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_profile, demo_settings, reader_settings
 
 if TYPE_CHECKING:
     from harmofl.experiment import Experiment
@@ -48,7 +48,8 @@ class Camelyon17Task:
     key_score = "accuracy"
     score_note = (
         "share of the test patches whose class is found; intervals are Wilson's (AUROC: DeLong's) and take patches for "
-        "independent, so accuracy_by_slide, Student's over slides, is the honest one for new slides"
+        "independent, so accuracy_by_slide, Student's over slides, is the honest one for new slides (its interval is "
+        "in results.json)"
     )
     is_color = True
     labels = LABELS
@@ -201,11 +202,8 @@ class Camelyon17Task:
     def _laboratory(self, site: str, experiment: "Experiment") -> str:
         from harmofl.data.stains import HOSPITALS
 
-        names, center = sorted(HOSPITALS), self._centers(site, experiment)[0]
-        name = demo_settings(experiment, Camelyon17Demo).laboratories.get(site, names[center % len(names)])
-        if name not in names:
-            raise ExperimentError(f"demo.data.laboratories.{site}: {name!r} is none of {', '.join(names)}")
-        return name
+        given, center = demo_settings(experiment, Camelyon17Demo).laboratories, self._centers(site, experiment)[0]
+        return demo_profile("laboratories", given, site, HOSPITALS, center)
 
     @staticmethod
     def _centers(site: str, experiment: "Experiment") -> tuple[int, ...]:

@@ -17,7 +17,7 @@ from harmofl.data.sitemap import SiteMap, nuclei_folder, read_site_map, site_cas
 from harmofl.data.splits import SITE, Part
 from harmofl.data.tiles import NucleiTiles, whole_image_logits
 from harmofl.sections import ExperimentError, Section
-from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_settings, reader_settings
+from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_profile, demo_settings, reader_settings
 
 if TYPE_CHECKING:
     from harmofl.experiment import Experiment
@@ -175,11 +175,8 @@ class NucleiTask:
     def _profile(site: str, experiment: "Experiment") -> str:
         from harmofl.data.synthetic_histology import NUCLEI_SITES
 
-        names = sorted(NUCLEI_SITES)
-        name = demo_settings(experiment, NucleiDemo).profiles.get(site, names[sum(site.encode()) % len(names)])
-        if name not in names:
-            raise ExperimentError(f"demo.data.profiles.{site}: {name!r} is none of {', '.join(names)}")
-        return name
+        given = demo_settings(experiment, NucleiDemo).profiles
+        return demo_profile("profiles", given, site, NUCLEI_SITES, sum(site.encode()))
 
 
 class ScoredImages:

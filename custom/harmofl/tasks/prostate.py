@@ -15,7 +15,7 @@ from harmofl.data.splits import Split, split_cases, split_slices_as_published
 from harmofl.data.volumes import Volume, VolumeCache, VolumeSettings, read_site
 from harmofl.data.windows import SliceChoice, SliceWindows, volume_windows
 from harmofl.sections import Section
-from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_settings, reader_settings
+from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_profile, demo_settings, reader_settings
 
 if TYPE_CHECKING:
     from harmofl.data.checks import CaseReport, SiteReport
@@ -142,8 +142,8 @@ class ProstateTask:
 
     @staticmethod
     def _scanner(site: str, experiment: "Experiment") -> str:
-        names = sorted(SCANNERS)
-        return demo_settings(experiment, ProstateDemo).scanners.get(site) or names[sum(site.encode()) % len(names)]
+        given = demo_settings(experiment, ProstateDemo).scanners
+        return demo_profile("scanners", given, site, SCANNERS, sum(site.encode()))
 
     def _split_cases(self, volumes: list[Volume], experiment: "Experiment") -> Any:
         data = experiment.data

@@ -155,7 +155,10 @@ def test_a_complete_folder_is_kept_and_said_so(job: Path, capsys: pytest.Capture
 @pytest.mark.parametrize(
     ("more", "part"),
     [
-        (["--set", 'demo.data.scanners={"BIDMC": "magnet"}'], "demo.data: scanner 'magnet' is unknown"),
+        (
+            ["--set", 'demo.data.scanners={"BIDMC": "magnet"}'],
+            "demo.data.scanners.BIDMC: 'magnet' is none of ge_3t_endorectal",
+        ),
         (["--set", "demo.data.case=2"], "did you mean 'demo.data.cases'?"),
         (["--set", "demo=null"], "no demo settings"),
         (["--set", "amplitude.minimum_cases=9", "--gallery"], "0 of 2 sites send an amplitude"),
