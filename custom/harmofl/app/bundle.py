@@ -162,7 +162,7 @@ def _write(folder: Path, job: Job, settings: dict[str, Any], preinstalled: bool)
 
 def _copy_package(target: Path) -> None:
     for path in sorted(PACKAGE.rglob("*")):
-        if path.suffix in CODE or path.name == "py.typed":
+        if path.suffix in CODE:
             place = target / path.relative_to(PACKAGE)
             place.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, place)
