@@ -55,7 +55,8 @@ class DataSettings(Section):
     def patient_of(self, case: str) -> str:
         """The patient that a case belongs to."""
         found = re.search(self.patient_pattern, case) if self.patient_pattern else None
-        return (found.group(1) if found.re.groups else found.group()) if found else case
+        part = (found.group(1) if found.re.groups else found.group()) if found else None
+        return part or case  # an optional group may take no part, a pattern may match nothing
 
 
 class NetworkSettings(Section):

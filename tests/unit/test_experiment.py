@@ -261,6 +261,8 @@ def test_time_limits_and_paths_do_not_make_another_experiment(written):
         ("^(P[0-9]+)_", "P1_visit2", "P1"),
         ("^P[0-9]+", "P1_visit2", "P1"),
         ("^(P[0-9]+)_", "Case07", "Case07"),
+        ("^(P[0-9]+)?", "Case07", "Case07"),
+        ("[0-9]*", "Case07", "Case07"),
     ],
 )
 def test_the_patient_of_a_case(written, pattern, case, patient):
