@@ -130,7 +130,7 @@ def measure(folder: Path, workers: int) -> None:
 def amplitude_seconds(batches: Iterator["list[Tensor]"]) -> float:
     """Seconds an image that the task `amplitude` takes, decoding by the workers included."""
     from harmofl.app.job import read_job
-    from harmofl.flare.participant import build_normalization
+    from harmofl.flare.local_amplitude import build_normalization
 
     experiment = read_job(Path(__file__).resolve().parents[2] / "jobs" / "harmofl_camelyon17", []).resolve(demo=False)
     normalization = build_normalization(experiment, 3)

@@ -1,19 +1,21 @@
 """What README says is what the project holds."""
 
 import re
+import shlex
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 from pydantic import BaseModel
 
+from harmofl.app.cli import _parser
 from harmofl.evidence.results import Results, RoundRecord
 from harmofl.experiment import Experiment
 from harmofl.sections import known_keys
 from harmofl.tasks import TASKS
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = [ROOT / "README.md", ROOT / "jobs" / "README.md", ROOT / "tests" / "README.md"]
+PAGES = sorted(path for path in ROOT.glob("**/README.md") if not {".venv", "venv", "custom"} & set(path.parts))
 RUN = "pip install -r requirements.txt && nvflare simulator jobs/harmofl_prostate"
 TEST = "pip install -r tests/requirements.txt && pytest"
 
@@ -41,6 +43,32 @@ def test_links_between_files_hold(page: Path) -> None:
 def test_every_key_of_the_evidence_is_documented(schema: type[BaseModel]) -> None:
     text = (ROOT / "jobs" / "README.md").read_text()
     assert not [name for name in schema.model_fields if f"`{name}`" not in text]
+
+
+def test_every_harmofl_command_on_a_page_is_one() -> None:
+    """Whatever a shell block calls is taken by the command line."""
+    parser = _parser()
+    told = [(page, line) for page in PAGES for line in commands(page.read_text(), "harmofl")]
+    assert len(told) > 10
+    for page, line in told:
+        try:
+            parser.parse_args(shlex.split(line, comments=True)[1:])
+        except SystemExit:
+            pytest.fail(f"{page.relative_to(ROOT)}: {line}")
+
+
+def test_every_script_on_a_page_is_there() -> None:
+    told = [(page, line) for page in PAGES for line in commands(page.read_text(), "python")]
+    scripts = {(page, part) for page, line in told for part in shlex.split(line) if part.endswith(".py")}
+    assert len(scripts) >= 4
+    assert not [(page, script) for page, script in scripts if not (ROOT / script).is_file()]
+
+
+def commands(text: str, program: str) -> list[str]:
+    """Lines of the shell blocks of a page that call a program, also behind an assignment of the environment."""
+    blocks = re.findall(r"```bash\n(.*?)```", text, flags=re.DOTALL)
+    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines()]
+    return [found[1] for line in lines if (found := re.match(rf"(?:\w+=\S+ )*({program} .*)", line))]
 
 
 def test_every_setting_is_documented() -> None:

@@ -68,15 +68,6 @@ class AnswersInTurn(HarmoFLExecutor):
             # all three have the same work; five seconds are far more than they differ by
             time.sleep(5 * turn)
         return result
-
-
-class Dies(HarmoFLExecutor):
-    """Ends its process without a word in round 0."""
-
-    def _perform(self, task_name, shareable, fl_ctx, abort_signal):
-        if fl_ctx.get_identity_name() == "HK" and task_name == "train":
-            os._exit(9)
-        return super()._perform(task_name, shareable, fl_ctx, abort_signal)
 '''
 
 CONTROLLERS = '''

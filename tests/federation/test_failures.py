@@ -135,19 +135,3 @@ def test_a22_a_run_resumed_from_its_checkpoint_equals_an_undisturbed_one(run_job
     assert_same_bits(saved_weights(whole), saved_weights(resumed))
     assert whole.results.best_round == resumed.results.best_round
     assert [record.validation for record in whole.rounds] == [record.validation for record in resumed.rounds]
-
-
-@pytest.mark.slow
-def test_a_checkpoint_of_another_experiment_is_refused(run_job: RunJob) -> None:
-    first = run_job(name="first", overrides={"federation.rounds": 1})
-    checkpoint = str(first.server / "FL_global_model.pt")
-    other = run_job(name="other", overrides={"federation.resume_from": checkpoint, "network.width": 6})
-    assert other.code != 0
-    assert "federation.resume_from: the checkpoint was made by experiment" in other.output
-
-
-@pytest.mark.slow
-def test_a_dead_process_ends_the_job_within_the_round_timeout(run_job: RunJob) -> None:
-    run = run_job(overrides={"federation.round_timeout": 60}, executor="drill.Dies", code=EXECUTORS)
-    assert run.code != 0
-    assert "round 0: 1 of 2 sites accepted, 2 are needed (HK: no answer)" in run.output

@@ -14,7 +14,7 @@ from harmofl.core.networks import build_network
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, arrays_sha256, fit_round, load_arrays, seed_of, state_arrays
 from harmofl.experiment import Experiment
-from harmofl.flare.participant import build_normalization
+from harmofl.flare.local_amplitude import build_normalization
 from harmofl.flare.site import _simulated_threads
 from harmofl.tasks import SiteData, resolve_experiment
 from harmofl.tasks.prostate import TASK

@@ -1,8 +1,6 @@
 """`harmofl bundle`: a job with its code and a manifest, which a site can review before anything runs."""
 
-import hashlib
 import inspect
-import json
 import shutil
 import subprocess
 import sys
@@ -15,12 +13,10 @@ from typing import Any
 import yaml
 
 import harmofl
-from harmofl.app.demo_data import demo_assignments
 from harmofl.app.job import Job, JobError, read_job
-from harmofl.experiment import FILE_NAME
+from harmofl.job_folder import LEFT_OUT, MANIFEST, META, digests, experiment_path, is_bundle, read_json, write_json
 
 PACKAGE = Path(harmofl.__file__).parent
-MANIFEST = "manifest.json"  # in the app's config folder, which every bundle has
 CONFIGS = ("config_fed_server.json", "config_fed_client.json")
 CODE = {".py", ".j2", ".typed"}
 
@@ -50,9 +46,7 @@ def bundle(
     Raises:
         JobError, ExperimentError: the job would fail, or the output is in the way; nothing was written.
     """
-    job = read_job(job_folder, assignments)
-    if demo:
-        job = read_job(job_folder, demo_assignments(job, assignments))
+    job = read_job(job_folder, assignments, demo=demo)
     job.admit_task(own_code=True)
     settings = job.resolve(demo=False).model_dump(mode="json")  # every default written out
     _check_sites(job, settings)
@@ -66,19 +60,17 @@ def bundle(
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=".bundle-") as place:
         made = Path(place) / job.folder.name
-        _write(made, job, settings, preinstalled)
+        count = _write(made, job, settings, preinstalled)
         if target.exists():
             shutil.rmtree(target)
         made.replace(target)
-    files = json.loads((target / job.apps[0] / "config" / MANIFEST).read_text())["files"]
-    sys.stdout.write(f"harmofl bundle: {target}: {len(files)} files, listed in {job.apps[0]}/config/{MANIFEST}\n")
+    sys.stdout.write(f"harmofl bundle: {target}: {count} files, listed in {job.apps[0]}/config/{MANIFEST}\n")
     return 0
 
 
 def _check_sites(job: Job, settings: dict[str, Any]) -> None:
-    meta = json.loads((job.folder / "meta.json").read_text(encoding="utf-8"))
     for name, needed in (
-        ("meta.json: min_clients", meta.get("min_clients", 1)),
+        (f"{META}: min_clients", job.meta.get("min_clients", 1)),
         ("federation.minimum_sites", settings["federation"]["minimum_sites"]),
         ("amplitude.minimum_sites", settings["amplitude"]["minimum_sites"]),
     ):
@@ -96,20 +88,14 @@ def _check_project(job: Job, project: Path) -> None:
     missing = [site for site in job.sites if site not in clients]
     if missing:
         raise JobError(
-            f"{job.folder / 'meta.json'}: deploys to {', '.join(missing)}, but {project} has only "
-            f"{', '.join(sorted(clients))}"
+            f"{job.folder / META}: deploys to {', '.join(missing)}, but {project} has only {', '.join(sorted(clients))}"
         )
 
 
 def _check_components(path: Path) -> None:
     """Import every class that a configuration names and hold its arguments against the constructor's."""
-    try:
-        config = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise JobError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValueError as error:
-        raise JobError(f"{path}: is no JSON ({error})") from None
-    for component in _components(config):
+    config = read_json(path, "every app of a job needs it")
+    for component in components(config):
         name, arguments = component["path"], component.get("args", {})
         module, _, kind = name.rpartition(".")
         try:
@@ -123,41 +109,34 @@ def _check_components(path: Path) -> None:
             )
 
 
-def _components(node: Any) -> list[dict[str, Any]]:
+def components(node: Any) -> list[dict[str, Any]]:
+    """Every part of a configuration that names a class."""
     if isinstance(node, dict):
-        inner = [found for value in node.values() for found in _components(value)]
+        inner = [found for value in node.values() for found in components(value)]
         return [node, *inner] if isinstance(node.get("path"), str) else inner
-    return [found for value in node for found in _components(value)] if isinstance(node, list) else []
+    return [found for value in node for found in components(value)] if isinstance(node, list) else []
 
 
 def _refuse_other_files(target: Path) -> None:
-    if target.exists() and not any(target.glob(f"*/config/{MANIFEST}")):
+    if target.exists() and not is_bundle(target):
         raise JobError(f"{target}: is there and no bundle; remove it or choose another folder")
 
 
-def _write(folder: Path, job: Job, settings: dict[str, Any], preinstalled: bool) -> None:
-    ignored = shutil.ignore_patterns("__pycache__", ".*")
+def _write(folder: Path, job: Job, settings: dict[str, Any], preinstalled: bool) -> int:
+    """Write the bundle and return how many files its manifest lists."""
     for app in job.apps:
-        shutil.copytree(job.folder / app, folder / app, ignore=ignored)
-        (folder / app / "config" / FILE_NAME).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+        shutil.copytree(job.folder / app, folder / app, ignore=LEFT_OUT)
+        write_json(folder / experiment_path(app), settings)
         if preinstalled:
             shutil.rmtree(folder / app / "custom", ignore_errors=True)
         else:
             _copy_package(folder / app / "custom" / PACKAGE.name)
-    shutil.copyfile(job.folder / "meta.json", folder / "meta.json")
-    manifest = {
-        "harmofl": harmofl.__version__,
-        "commit": _commit(),
-        "preinstalled": preinstalled,
-        "files": {
-            path.relative_to(folder).as_posix(): hashlib.sha256(path.read_bytes()).hexdigest()
-            for path in sorted(folder.rglob("*"))
-            if path.is_file()
-        },
-    }
-    text = json.dumps(manifest, indent=2) + "\n"
+    shutil.copyfile(job.folder / META, folder / META)
+    files = digests(folder)
+    manifest = {"harmofl": harmofl.__version__, "commit": _commit(), "preinstalled": preinstalled, "files": files}
     for app in job.apps:
-        (folder / app / "config" / MANIFEST).write_text(text, encoding="utf-8")
+        write_json(folder / app / "config" / MANIFEST, manifest)
+    return len(files)
 
 
 def _copy_package(target: Path) -> None:

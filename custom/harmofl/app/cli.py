@@ -74,7 +74,40 @@ def _bundle(options: argparse.Namespace) -> int:
     )
 
 
-COMMANDS = {"check": _check, "simulate": _simulate, "demo-data": _demo_data, "bundle": _bundle}
+def _preflight(options: argparse.Namespace) -> int:
+    from harmofl.app.preflight import preflight
+
+    return preflight(options.kit, options.job, options.assignments)
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from harmofl.app.watch import watch
+
+    return watch(options.kit, options.job_id, options.output)
+
+
+def _resume(options: argparse.Namespace) -> int:
+    from harmofl.app.resume import resume
+
+    return resume(options.job, options.job_id, output=options.output, kit=options.kit)
+
+
+def _purge(options: argparse.Namespace) -> int:
+    from harmofl.app.purge import purge
+
+    return purge(options.kit, options.run, everything=options.everything, cache=options.cache)
+
+
+COMMANDS = {
+    "check": _check,
+    "simulate": _simulate,
+    "demo-data": _demo_data,
+    "bundle": _bundle,
+    "preflight": _preflight,
+    "watch": _watch,
+    "resume": _resume,
+    "purge": _purge,
+}
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -84,6 +117,10 @@ def _parser() -> argparse.ArgumentParser:
     _add_simulate(commands)
     _add_bundle(commands)
     _add_demo_data(commands)
+    _add_preflight(commands)
+    _add_watch(commands)
+    _add_resume(commands)
+    _add_purge(commands)
     return parser
 
 
@@ -162,6 +199,61 @@ def _add_bundle(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     )
     bundle.add_argument("--project", type=Path, metavar="FILE", help="project.yml that must have every site of the job")
     _add_set(bundle)
+
+
+def _add_preflight(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    preflight = commands.add_parser(
+        "preflight",
+        help="look at a startup kit and its machine before it starts",
+        description="Check certificates, signature, server, data, disk, memory, GPU and policies of a kit; a running "
+        "site is not disturbed. Exit code 0, 1 where something must be mended, 2 for a mistake in the command.",
+    )
+    preflight.add_argument(
+        "kit", type=Path, metavar="KIT", help="startup kit: the folder that holds startup/ and local/"
+    )
+    preflight.add_argument("--job", type=Path, metavar="JOB", help="job or bundle that is going to run")
+    _add_set(preflight)
+
+
+def _add_watch(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    watch = commands.add_parser(
+        "watch",
+        help="follow a submitted job, one line a round, and fetch its results",
+        description="Follow a job to its end. Exit code 0 where it completed, else 1 with the reason in the last line.",
+    )
+    watch.add_argument("kit", type=Path, metavar="KIT", help="startup kit of the user who submitted the job")
+    watch.add_argument("job_id", metavar="JOB_ID", help="as `nvflare job submit` printed it")
+    watch.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="receives the results, in a folder of the job's id"
+    )
+
+
+def _add_resume(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    resume = commands.add_parser(
+        "resume",
+        help="make a job that goes on from the last round of one that ended",
+        description="Copy a job so that it begins with the checkpoint that the server kept of JOB_ID: round, best "
+        "score, amplitude; each site takes up the state that belongs to that round.",
+    )
+    resume.add_argument("job", type=Path, metavar="JOB", help="the job or bundle that was submitted")
+    resume.add_argument("job_id", metavar="JOB_ID", help="the job that ended")
+    resume.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="DIR", help="receives a folder of the job's name"
+    )
+    resume.add_argument("--kit", type=Path, metavar="KIT", help="submit it at once, with this user's startup kit")
+
+
+def _add_purge(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    purge = commands.add_parser(
+        "purge",
+        help="remove what runs left at a site or at the server",
+        description="Remove the state of a run below a startup kit; without RUN list what is there. Data, logs and "
+        "results are not touched. Exit code 0, 1 where something could not be removed, 2 for a mistake.",
+    )
+    purge.add_argument("kit", type=Path, metavar="KIT", help="startup kit of the site or the server")
+    purge.add_argument("run", nargs="?", metavar="RUN", help="job id, or run id of results.json")
+    purge.add_argument("--all", dest="everything", action="store_true", help="remove the state of every run")
+    purge.add_argument("--cache", action="store_true", help="remove the cache of decoded images as well")
 
 
 def _add_allow_code(command: argparse.ArgumentParser) -> None:

@@ -11,7 +11,7 @@ from torch.utils.data import TensorDataset
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, build_optimizer, fit_round, predict
 from harmofl.experiment import Experiment, ExperimentError
-from harmofl.flare.participant import build_normalization
+from harmofl.flare.local_amplitude import build_normalization
 from harmofl.tasks import load_task, untrained_network
 
 PROCESS_BYTES = 700 * 2**20  # of a site's process with torch, MONAI and FLARE before any data

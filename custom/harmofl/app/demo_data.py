@@ -10,6 +10,7 @@ from pathlib import Path
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.data.findings import DataRootError
 from harmofl.experiment import Experiment, ExperimentError, parse_assignment
+from harmofl.job_folder import demo_overrides
 from harmofl.tasks import load_task
 
 GALLERY_FILE = "gallery.html"
@@ -45,16 +46,16 @@ def demo_data(
             _say(f"failed: {error}")
             return 1
     command = ["harmofl", "simulate", str(job_folder), "--data", str(output.absolute())]
-    for assignment in demo_assignments(job, assignments):
+    for assignment in _demo_assignments(job, assignments):
         command += ["--set", assignment]
     _say(f"to train on it as the demo does: {shlex.join(command)}")
     return 0
 
 
-def demo_assignments(job: Job, assignments: Sequence[str]) -> list[str]:
+def _demo_assignments(job: Job, assignments: Sequence[str]) -> list[str]:
     """The assignments that give a run on files the settings of the demo: its overrides and what the command set."""
-    overrides = job.settings["demo"].get("overrides", {})
-    return [*(_assignment(key, value) for key, value in overrides.items() if key not in job.assigned), *assignments]
+    overrides = demo_overrides(job.settings).items()
+    return [*(_assignment(key, value) for key, value in overrides if key not in job.assigned), *assignments]
 
 
 def _assignment(key: str, value: object) -> str:

@@ -17,7 +17,7 @@ from harmofl.data.imagescope import IGNORED
 from harmofl.evidence.gallery import Example, Gallery, SiteExamples, Step
 from harmofl.experiment import Experiment
 from harmofl.flare.aggregator import AmplitudeGathering
-from harmofl.flare.participant import build_normalization
+from harmofl.flare.local_amplitude import build_normalization
 from harmofl.flare.wire import AmplitudeStatistic
 from harmofl.tasks import SiteData, Task, load_task
 
@@ -89,7 +89,7 @@ def _normalizations(data: dict[str, SiteData], task: Task, experiment: Experimen
         for images, _ in batches(held.training, AT_ONCE, None):
             exact.observe(images)
         own[site] = exact.local.mean
-        if min(held.training_patients, exact.local_images) >= settings.minimum_cases:
+        if min(held.patient_count, exact.local_images) >= settings.minimum_cases:
             gathering.add(site, AmplitudeStatistic(own[site].numpy(), exact.local_images))
     if len(gathering.sites) < settings.minimum_sites:
         raise JobError(

@@ -16,7 +16,7 @@ from types import FrameType
 
 import psutil
 
-from harmofl.app.job import SERVER
+from harmofl.job_folder import SERVER
 
 GRACE = 15.0  # seconds in which a run that cannot go on may end by itself
 KEPT = {"startup", "local"}  # what FLARE itself keeps of an old workspace

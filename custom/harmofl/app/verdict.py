@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harmofl.app.job import SERVER
 from harmofl.app.simulator import FATAL, Ending, LoggedError, logged_errors
 from harmofl.evidence.results import RESULTS_FILE, ROUNDS_FILE, Results, ResultsError, read_results, read_rounds
+from harmofl.job_folder import SERVER
 
 MODEL_FILES = ("FL_global_model.pt", "best_FL_global_model.pt")
 

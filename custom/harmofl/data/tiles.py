@@ -27,6 +27,7 @@ class NucleiTiles(Dataset[tuple[Tensor, Tensor]]):
 
     Attributes:
         keys: name of the image, top row and left column of each tile.
+        patients: whose each tile is.
     """
 
     def __init__(self, images: Sequence[NucleiImage], size: int) -> None:
@@ -39,6 +40,7 @@ class NucleiTiles(Dataset[tuple[Tensor, Tensor]]):
             for left in tile_starts(image.target.shape[1], size)
         ]
         self.keys = [(self.images[position].name, top, left) for position, top, left in self._index]
+        self.patients = [self.images[position].patient for position, _, _ in self._index]
 
     def __len__(self) -> int:
         """Return the number of tiles."""

@@ -1,9 +1,10 @@
 """The schema of results.json and of the lines of round_metrics.jsonl."""
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 RESULTS_FILE, ROUNDS_FILE, REPORT_FILE = "results.json", "round_metrics.jsonl", "report.html"
 
@@ -29,6 +30,23 @@ class ScoreSummary(Record):
     per_case: list[float | None]
 
 
+Positive = Annotated[float, Field(gt=0)]
+
+
+class NoiseStatement(Record):
+    """What a site says about the noise on the amplitude that it sent: one release, private per patient.
+
+    `sigma` is the standard deviation of the noise, for a mean over `patients` whose parts were clipped to `clip`.
+    """
+
+    mechanism: Literal["analytic_gaussian"]
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+    clip: Positive
+    patients: Annotated[int, Field(ge=1, strict=True)]
+    sigma: Positive
+
+
 class SiteResult(Record):
     """One site: what it used and skipped, how the models score there, what left it."""
 
@@ -40,6 +58,7 @@ class SiteResult(Record):
     bytes_sent: dict[str, int]
     rounds_accepted: int
     amplitude_sent: bool
+    amplitude_noise: NoiseStatement | None
 
 
 class RoundRecord(Record):
@@ -101,6 +120,28 @@ class Results(Record):
     model_sha256: dict[str, str]
     versions: dict[str, str]
     seconds: float
+
+
+def privacy_sentence(senders: Sequence[str], noise: Mapping[str, NoiseStatement]) -> str:
+    """What is guaranteed about what left the sites, and what is not.
+
+    Args:
+        senders: sites whose amplitude is in the global one.
+        noise: by site, what was said about the noise on it.
+    """
+    private = [site for site in senders if site in noise]
+    if not private:
+        return "no formal guarantee: no noise is added; weight differences and one mean amplitude leave a site"
+    by_terms: dict[str, list[str]] = {}
+    for site in private:
+        terms = f"epsilon {noise[site].epsilon:g}, delta {noise[site].delta:g}"
+        by_terms.setdefault(terms, []).append(site)
+    said = "; ".join(f"{terms}: {', '.join(sites)}" for terms, sites in by_terms.items())
+    return (
+        f"the amplitude of {len(private)} of the {len(senders)} sites that sent one is (epsilon, delta)-differentially "
+        f"private per patient by clipping and the analytic Gaussian mechanism, one release a run ({said}); weight "
+        "differences carry no noise, so the run as a whole has no formal guarantee"
+    )
 
 
 def read_results(path: Path) -> Results:

@@ -11,6 +11,7 @@ from nvflare.app_common.app_constant import AppConstants
 
 from harmofl.core.aggregation import ContributionError, StreamingMean
 from harmofl.core.spectra import statistic_shape
+from harmofl.evidence.results import NoiseStatement
 from harmofl.experiment import Experiment
 from harmofl.flare.server_run import ServerRun, current_run
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, payload_bytes, round_of, unpack_update
@@ -18,7 +19,12 @@ from harmofl.tasks import load_task
 
 
 class AmplitudeGathering:
-    """Mean of the sites' amplitude statistics, by sites (1/N, Algorithm 1) or by images."""
+    """Mean of the sites' amplitude statistics, by sites (1/N, Algorithm 1) or by images.
+
+    Attributes:
+        sites: whose statistics are in it, in the order of arrival.
+        noise: by site, what was said about the noise on its statistic.
+    """
 
     def __init__(self, experiment: Experiment) -> None:
         """Prepare for statistics of the shape that the experiment's region has."""
@@ -30,13 +36,19 @@ class AmplitudeGathering:
         self._mean = StreamingMean({"amplitude": np.zeros(shape, np.float32)})
         self._images = 0
         self.sites: list[str] = []
+        self.noise: dict[str, NoiseStatement] = {}
 
     def check(self, statistic: AmplitudeStatistic) -> None:
         """Refuse a statistic that must not enter the mean, before anything is added.
 
         Raises:
-            ContributionError: wrong shape, not finite, or an amplitude below 0.
+            ContributionError: wrong shape, not finite, an amplitude below 0, or a site whose filter did not run.
         """
+        if statistic.clip is not None:
+            raise ContributionError(
+                "the amplitude was clipped for noise that was never added; list harmofl.flare.filters.AmplitudeFilter "
+                "in the scope's task_result_filters in the site's local/privacy.json"
+            )
         if not self._logarithmic and bool((statistic.values < 0).any()):
             raise ContributionError("the amplitude holds values below 0")
         self._mean.check({"amplitude": statistic.values}, statistic.images)
@@ -51,6 +63,8 @@ class AmplitudeGathering:
         self._mean.add({"amplitude": statistic.values}, statistic.images if self._by_images else 1)
         self._images += statistic.images
         self.sites.append(site)
+        if statistic.noise is not None:
+            self.noise[site] = statistic.noise
 
     def result(self) -> AmplitudeStatistic:
         """The global amplitude."""

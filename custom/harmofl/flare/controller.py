@@ -1,11 +1,13 @@
 """HarmoFLScatterAndGather: FLARE's rounds, with the amplitude gathered and frozen and a final evaluation."""
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
 from nvflare.apis.event_type import EventType
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.bcast_manager import _KEY_MIN_RESPS
 from nvflare.apis.shareable import Shareable
@@ -14,11 +16,13 @@ from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
+from nvflare.widgets.info_collector import InfoCollector
 
 from harmofl.core.aggregation import ContributionError
 from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering
-from harmofl.flare.persistor import save_model_file
+from harmofl.flare.live import note_failure, tell_progress
+from harmofl.flare.persistor import keep_if_best, save_model_file
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, mean_validation, score_text, write_evidence
 from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, ServerRun, open_run
@@ -79,7 +83,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             self._train_timeout = settings.round_timeout
             self._start_round = self.run.start_round
             self._num_rounds = max(0, settings.rounds - self.run.start_round)
-            self._announce(fl_ctx)
+            self._announce()
             super().start_controller(fl_ctx)
         except (ExperimentError, StateError, ValueError, OSError) as error:
             self.system_panic(str(error), fl_ctx)
@@ -93,6 +97,9 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         if abort_signal.triggered:
             return
         super().control_flow(abort_signal, fl_ctx)
+        if abort_signal.triggered:
+            line = f"the job was stopped in round {self._current_round}{self.run.waited_for()}"
+            note_failure(self.run.folder, f"{line}; the server's log.txt says what ended it")
         if abort_signal.triggered or self._current_round != self.run.experiment.federation.rounds:
             return
         self._evaluate(abort_signal, fl_ctx)
@@ -102,13 +109,18 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         super().handle_event(event_type, fl_ctx)
         if event_type == AppEventType.ROUND_STARTED:
             self.run.refused.clear()
-            self._min_clients = self._needed_sites(with_amplitude=self.run.estimates_in_first_round)
+            self.run.waiting = set(self.run.expected)
+            self._min_clients = self.run.needed_sites(with_amplitude=self.run.estimates_in_first_round)
         elif event_type == AppEventType.BEFORE_AGGREGATION:
             try:
                 self._before_aggregation(fl_ctx)
             except Exception as error:  # FLARE would log what an event handler raises and go on
                 self.log_exception(fl_ctx, "closing the round failed")
                 self.system_panic(f"round {self._current_round} could not be closed: {error}", fl_ctx)
+        elif event_type == InfoCollector.EVENT_TYPE_GET_STATS and hasattr(self, "run"):
+            tell_progress(self.run, fl_ctx)
+        elif event_type == EventType.FATAL_SYSTEM_ERROR:
+            note_failure(Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)), str(fl_ctx.get_prop(FLContextKey.EVENT_DATA)))
         elif event_type == EventType.END_RUN:
             # the last lines of the run, after what the framework says while it ends the sites' processes
             for line in self._closing_lines:
@@ -122,6 +134,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 
     def _process_train_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         super()._process_train_result(client_task, fl_ctx)
+        self.run.waiting.discard(client_task.client.name)
         if client_task.client.name not in self.aggregator.accepted:
             _wait_for_one_more(client_task.task)
 
@@ -132,7 +145,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         accepted: bool = super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
         return accepted
 
-    def _announce(self, fl_ctx: FLContext) -> None:
+    def _announce(self) -> None:
         run = self.run
         if run.demo:
             PROGRESS.info("DEMO: no data root is set, all sites train on synthetic data; no clinical meaning")
@@ -146,7 +159,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         """Check that enough sites were accepted, freeze an amplitude that came along, pick the best round."""
         run, accepted = self.run, sorted(self.aggregator.accepted)
         if len(accepted) < self._min_clients:
-            missing = self._reasons([site for site in run.expected if site not in accepted], "no answer")
+            missing = self.run.reasons([site for site in run.expected if site not in accepted], "no answer")
             self.system_panic(
                 f"round {self._current_round}: {len(accepted)} of {len(run.expected)} sites accepted, "
                 f"{self._min_clients} are needed ({missing})",
@@ -157,44 +170,28 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         if run.estimates_in_first_round and run.amplitude is None and not self._freeze(gathered, fl_ctx):
             return
         record = close_round(run, self._current_round, accepted)
+        run.closed.append(time.monotonic())
         PROGRESS.info(
             f"round {record.round}: {len(accepted)} of {len(run.expected)} sites accepted, "
             f"received model scores {score_text(record.validation_mean)} on validation",
         )
         # what was validated in this round is the aggregate of the round before
-        self._keep_if_best(record.validation_mean, self._current_round - 1, fl_ctx)
-
-    def _needed_sites(self, *, with_amplitude: bool) -> int:
-        """How many sites a task waits for: the federation's minimum, the amplitude's too until it is frozen."""
-        experiment = self.run.experiment
-        if with_amplitude and self.run.amplitude is None:
-            return max(experiment.federation.minimum_sites, experiment.amplitude.minimum_sites)
-        return experiment.federation.minimum_sites
-
-    def _reasons(self, sites: list[str], otherwise: str) -> str:
-        return "; ".join(f"{site}: {self.run.refused.get(site, otherwise)}" for site in sites)
-
-    def _keep_if_best(self, score: float | None, round_number: int, fl_ctx: FLContext) -> None:
-        run = self.run
-        if round_number < 0 or score is None or (run.best_score is not None and score <= run.best_score):
-            return
-        run.best_round, run.best_score = round_number, score
         weights = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
-        save_model_file(weights, run, round_number + 1, run.folder / BEST_MODEL)
+        keep_if_best(run, record.validation_mean, self._current_round - 1, weights)
 
     def _gather_amplitude(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         gathering = AmplitudeGathering(self.run.experiment)
 
         def received(site: str, update: UpdateMessage) -> bool:
+            self.run.count_bytes(site, payload_bytes(update))
             if update.amplitude is None:
                 self.log_warning(fl_ctx, f"{site}: sends no amplitude; it trains with the global one")
                 self.run.refused[site] = "sent none"
                 return False
             gathering.add(site, update.amplitude)
-            self.run.count_bytes(site, payload_bytes(update))
             return True
 
-        needed = self._needed_sites(with_amplitude=True)
+        needed = self.run.needed_sites(with_amplitude=True)
         self._ask(AMPLITUDE_TASK, Shareable(), abort_signal, fl_ctx, needed=needed, received=received)
         if not abort_signal.triggered:
             self._freeze(gathering, fl_ctx)
@@ -208,12 +205,13 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             silent = "no answer" if run.gathers_before_training else "sent none"
             self.system_panic(
                 f"the amplitude of {len(sites)} sites arrived, amplitude.minimum_sites is {needed} "
-                f"({self._reasons(missing, silent)}); a site sends none of fewer training cases than "
+                f"({self.run.reasons(missing, silent)}); a site sends none of fewer training cases than "
                 "amplitude.minimum_cases or its own limit",
                 fl_ctx,
             )
             return False
         run.amplitude, run.amplitude_sites = gathering.result(), sites
+        run.amplitude_noise = {site: said.model_dump() for site, said in gathering.noise.items()}
         PROGRESS.info(f"amplitude frozen: {run.amplitude.images} images of {', '.join(sites)}")
         return True
 
@@ -229,22 +227,23 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         task_data = pack_model(ModelMessage(weights, run.amplitude, best))
 
         def received(site: str, update: UpdateMessage) -> bool:
+            run.count_bytes(site, payload_bytes(update))
             answers[site] = update
             return True
 
-        needed = self._needed_sites(with_amplitude=False)
+        needed = self.run.needed_sites(with_amplitude=False)
         self._ask(EVALUATE_TASK, task_data, abort_signal, fl_ctx, needed=needed, received=received)
         if abort_signal.triggered:
             return
         final_score = mean_validation({site: answer.numbers.get("validation") for site, answer in answers.items()})
-        self._keep_if_best(final_score, self._current_round - 1, fl_ctx)
+        keep_if_best(run, final_score, self._current_round - 1, weights)
         if run.best_round is None:
             run.best_round = self._current_round - 1
             save_model_file(weights, run, self._current_round, run.folder / BEST_MODEL)
         save_model_file(weights, run, self._current_round, run.folder / FINAL_MODEL)
         self._closing_lines = write_evidence(run, {site: answer.numbers for site, answer in answers.items()})
         if len(answers) < needed:  # the evidence of what was trained is kept, but the job has failed
-            missing = self._reasons([site for site in run.expected if site not in answers], "no answer")
+            missing = self.run.reasons([site for site in run.expected if site not in answers], "no answer")
             self.system_panic(f"evaluation: {len(answers)} sites answered, {needed} are needed ({missing})", fl_ctx)
 
     def _ask(
@@ -263,6 +262,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         def take(client_task: ClientTask, fl_ctx: FLContext) -> None:
             site, result = client_task.client.name, client_task.result
             client_task.result = None
+            self.run.waiting.discard(site)
             try:
                 if not self._note_failure(site, result, fl_ctx) and received(site, unpack_update(result)):
                     return
@@ -274,6 +274,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
                 _wait_for_one_more(client_task.task)
 
         self.run.refused.clear()
+        self.run.waiting = set(self.run.expected)
         self.run.header(self._current_round or self._start_round).attach(data)
         self.broadcast_and_wait(
             task=Task(name=task_name, data=data, timeout=self._train_timeout, result_received_cb=take),

@@ -12,7 +12,8 @@ from nvflare.apis.signal import Signal
 
 import harmofl
 from harmofl.experiment import ExperimentError
-from harmofl.flare.progress import PROGRESS, show_progress_on_console
+from harmofl.flare.filters import note_run, require_filter
+from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.site import SiteError, is_simulated, resolve_job, site_config
 from harmofl.flare.wire import (
     AMPLITUDE_TASK,
@@ -55,7 +56,10 @@ class HarmoFLExecutor(Executor):
         from harmofl.flare.participant import Participant
 
         header = read_header(shareable)
+        note_run(fl_ctx, header.run_id)
         site = site_config(fl_ctx)
+        if site.amplitude_noise is not None:
+            require_filter(fl_ctx)
         if header.demo != site.demo:
             raise SiteError("demo_differs", _demo_difference(site.name, header.demo))
         experiment = resolve_job(fl_ctx, header.demo)
@@ -130,7 +134,7 @@ class HarmoFLExecutor(Executor):
             return
         trace = "\n" + "".join(traceback.format_exception(error)) if unexpected else ""
         level = logging.ERROR if is_simulated(fl_ctx) else logging.WARNING
-        self.logger.log(level, f"{fl_ctx.get_identity_name()}: {error}{trace}")
+        FINDINGS.log(level, f"{fl_ctx.get_identity_name()}: {error}{trace}")
 
 
 def _demo_difference(site: str, server_demo: bool) -> str:

@@ -2,7 +2,7 @@
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import astuple
 from functools import cached_property
 from logging import Logger
@@ -10,8 +10,9 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
-from harmofl.core.amplitude import AmplitudeNormalization, Estimation
+from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
     RoundSettings,
@@ -27,6 +28,8 @@ from harmofl.core.training import (
     state_arrays,
 )
 from harmofl.experiment import Experiment
+from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
+from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.state import SiteState
 from harmofl.flare.wire import AmplitudeStatistic, Arrays, ModelMessage, UpdateMessage
@@ -64,6 +67,9 @@ class Participant:
         self._log_findings(data)
         if not data.cases.get("training"):
             raise SiteError("no_data", f"site {self._site.name} has no case to train on; run harmofl check at the site")
+        items, patients = len(data.training), len(data.training_patients)
+        if items != patients:
+            raise SiteError("patients", f"task {self._experiment.task} names {patients} patients of {items} items")
         return data
 
     def _log_findings(self, data: SiteData) -> None:
@@ -75,16 +81,33 @@ class Participant:
             if finding.severity == "notice":
                 notices.setdefault(finding.message, []).append(finding.subject)
             else:
-                self._logger.warning(str(finding))
+                FINDINGS.warning(str(finding))
         for message, subjects in notices.items():
             more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
-            self._logger.info(f"notice: {subjects[0]}{more}: {message}")
+            FINDINGS.info(f"notice: {subjects[0]}{more}: {message}")
         self._state.save_once("findings", {"count": len(data.findings)})
 
     def _log_late_findings(self) -> None:
         """Log what came up while training or scoring decoded files."""
         for finding in self.data.late_findings():
-            self._logger.warning(str(finding))
+            FINDINGS.warning(str(finding))
+
+    @cached_property
+    def _amplitude(self) -> LocalAmplitude:
+        def images(dataset: "Dataset[Any]") -> Iterator[Tensor]:
+            for batch, _ in batches(dataset, self._experiment.training.batch_size, None, self._workers):
+                self._stop_if_asked()
+                yield batch.to(self.device)
+
+        return LocalAmplitude(
+            self._experiment,
+            self._task.in_channels,
+            site=self._site,
+            state=self._state,
+            data=self.data,
+            images=images,
+            logger=self._logger,
+        )
 
     @cached_property
     def device(self) -> torch.device:
@@ -103,11 +126,8 @@ class Participant:
             torch.use_deterministic_algorithms(True, warn_only=True)
 
     def estimate_amplitude(self) -> UpdateMessage:
-        """The exact mean of the training images' amplitude statistics (estimation `before_training`)."""
-        statistic = self._exact_statistic()
-        self._state.save_once("amplitude", {"own": torch.as_tensor(statistic.values), "images": statistic.images})
-        sent = statistic if self._may_send(statistic) else None
-        return UpdateMessage(amplitude=sent, numbers=self._counts())
+        """The mean of the training images' amplitude statistics, as far as it may leave (`before_training`)."""
+        return UpdateMessage(amplitude=self._amplitude.before_training(), numbers=self._counts())
 
     def train(self, round_number: int, received: ModelMessage) -> UpdateMessage:
         """Score the received model on validation data, train it for one round, answer with the difference."""
@@ -138,7 +158,7 @@ class Participant:
         )
         self._log_late_findings()
         difference = array_difference(before, state_arrays(network))
-        statistic = self._statistic_of_first_round(received, normalization)
+        statistic = None if received.amplitude is not None else self._amplitude.of_first_round(normalization)
         self._state.save_round(round_number, {"optimizer": optimizer.state_dict()})
         numbers = self._counts() | {
             "steps": result.steps,
@@ -182,52 +202,8 @@ class Participant:
             return normalization
         normalization.freeze(torch.as_tensor(amplitude.values), amplitude.images)
         if self._experiment.amplitude.region == "site_gain":
-            normalization.set_own(self._own_profile())
+            normalization.set_own(self._amplitude.own_profile())
         return normalization
-
-    def _own_profile(self) -> Tensor:
-        """This site's own mean profile; a site that joined late or lost its state computes it now."""
-        held = self._state.load_once("amplitude")
-        if held is None:
-            statistic = self._exact_statistic()
-            held = {"own": torch.as_tensor(statistic.values), "images": statistic.images}
-            self._state.save_once("amplitude", held)
-        own: Tensor = held["own"]
-        return own
-
-    def _exact_statistic(self) -> AmplitudeStatistic:
-        exact = build_normalization(self._experiment, self._task.in_channels, estimation="before_training")
-        for images, _ in batches(self.data.training, self._experiment.training.batch_size, None, self._workers):
-            self._stop_if_asked()
-            exact.observe(images.to(self.device))
-        statistic = exact.local_statistic
-        assert statistic is not None, "a training split is never empty here"
-        return AmplitudeStatistic(statistic.cpu().numpy(), exact.local_images)
-
-    def _statistic_of_first_round(
-        self, received: ModelMessage, normalization: AmplitudeNormalization
-    ) -> AmplitudeStatistic | None:
-        """The statistic gathered while training, where the server does not yet hold a frozen one."""
-        local = normalization.local_statistic
-        if received.amplitude is not None or local is None:
-            return None
-        statistic = AmplitudeStatistic(local.cpu().numpy(), normalization.local_images)
-        self._state.save_once("amplitude", {"own": local.cpu(), "images": statistic.images})
-        return statistic if self._may_send(statistic) else None
-
-    def _may_send(self, statistic: AmplitudeStatistic) -> bool:
-        """The mean amplitude of few is close to an image: the stricter of the site's and the job's minimum holds.
-
-        It counts for training patients and, since a first batch may be smaller than that, for images.
-        """
-        needed = max(self._experiment.amplitude.minimum_cases, self._site.minimum_cases)
-        patients = self.data.training_patients
-        if min(patients, statistic.images) >= needed:
-            return True
-        self._logger.warning(
-            f"amplitude not sent: {statistic.images} images of {patients} training patients, {needed} are needed"
-        )
-        return False
 
     def _restore(self, optimizer: WeightPerturbation, round_number: int) -> None:
         if not self._experiment.training.keep_moments or round_number == 0:
@@ -271,20 +247,3 @@ class Participant:
     def _stop_if_asked(self) -> None:
         if self._should_stop():
             raise TrainingStoppedError("stopped between two batches")
-
-
-def build_normalization(
-    experiment: Experiment, channels: int, estimation: Estimation | None = None
-) -> AmplitudeNormalization:
-    """The intensity and amplitude step that an experiment describes, with another estimation where one is given."""
-    settings = experiment.amplitude
-    return AmplitudeNormalization(
-        intensity=settings.intensity,
-        region=settings.region,
-        low_fraction=settings.low_fraction,
-        estimation=estimation or settings.estimation,
-        momentum=settings.momentum,
-        channels=channels,
-        height=experiment.data.height,
-        width=experiment.data.width,
-    )

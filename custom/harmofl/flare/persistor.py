@@ -11,7 +11,7 @@ from nvflare.app_common.abstract.model_persistor import ModelPersistor
 from nvflare.app_common.app_constant import AppConstants
 
 from harmofl.core.training import state_arrays
-from harmofl.flare.server_run import FINAL_MODEL, ServerRun, current_run
+from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, ServerRun, checkpoint_path, current_run
 from harmofl.flare.state import Checkpoint
 from harmofl.tasks import untrained_network
 
@@ -24,7 +24,9 @@ class CheckpointPersistor(ModelPersistor):
         run = current_run(fl_ctx)
         resumed = run.experiment.federation.resume_from
         if resumed:
-            weights = {name: value.numpy() for name, value in Checkpoint.load(Path(resumed)).model.items()}
+            checkpoint = Checkpoint.load(checkpoint_path(resumed, run.store))
+            weights = {name: value.numpy() for name, value in checkpoint.model.items()}
+            save_model_file(weights, run, run.start_round, run.folder / FINAL_MODEL)  # this job can be resumed as well
         else:
             weights = state_arrays(untrained_network(run.experiment))
         return make_model_learnable(weights, {})
@@ -36,8 +38,19 @@ class CheckpointPersistor(ModelPersistor):
         save_model_file(model[ModelLearnableKey.WEIGHTS], run, next_round, run.folder / FINAL_MODEL)
 
 
+def keep_if_best(run: ServerRun, score: float | None, round_number: int, weights: Mapping[str, np.ndarray]) -> None:
+    """Save the model that came out of a round as the best one where it scores higher than any before it."""
+    if round_number < 0 or score is None or (run.best_score is not None and score <= run.best_score):
+        return
+    run.best_round, run.best_score = round_number, score
+    save_model_file(weights, run, round_number + 1, run.folder / BEST_MODEL)
+
+
 def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_round: int, path: Path) -> None:
-    """Write a self-contained model file: weights, frozen amplitude, experiment, and the run's record."""
+    """Write a self-contained model file: weights, frozen amplitude, experiment, and the run's record.
+
+    The server keeps a copy for a job that goes on from this one.
+    """
     amplitude = run.amplitude
     Checkpoint(
         model={name: torch.as_tensor(np.asarray(value)) for name, value in weights.items()},
@@ -50,3 +63,4 @@ def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_roun
         amplitude_sites=tuple(run.amplitude_sites),
         record=run.record(),
     ).save(path)
+    run.keep(path.name)

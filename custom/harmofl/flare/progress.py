@@ -1,10 +1,16 @@
-"""Progress lines for whoever watches a run, and a console that shows them instead of the framework's own."""
+"""Progress lines for whoever watches a run, and a console that shows them instead of the framework's own.
+
+Two loggers of the package have a name of their own. `harmofl.progress` is for whoever watches. `harmofl.findings` takes
+everything that may name files or patients, and nothing else does: a site's logging configuration can keep it in one
+file that no one streams, copies or reads but the site.
+"""
 
 import logging
 
 from nvflare.fuel.utils.log_utils import ConciseLogFilter
 
 PROGRESS = logging.getLogger("harmofl.progress")
+FINDINGS = logging.getLogger("harmofl.findings")
 
 
 class _ProgressFilter(logging.Filter):

@@ -15,11 +15,13 @@ from harmofl.evidence.results import (
     RESULTS_FILE,
     ROUNDS_FILE,
     AmplitudeRecord,
+    NoiseStatement,
     Results,
     RoundRecord,
     ScoreSummary,
     SiteResult,
     WorstSite,
+    privacy_sentence,
 )
 from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, ServerRun
 from harmofl.flare.state import write_text_atomically
@@ -116,7 +118,7 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
         sites_without_test=untested,
         warnings=_warnings(run, untested),
         amplitude=AmplitudeRecord(sites=run.amplitude_sites, images=run.amplitude.images) if run.amplitude else None,
-        privacy="no formal guarantee: no noise is added; weight differences and one mean amplitude leave a site",
+        privacy=privacy_sentence(run.amplitude_sites, _noise(run)),
         model_sha256={name: _sha256(run.folder / name) for name in (BEST_MODEL, FINAL_MODEL)},
         versions={**{name: _version(name) for name in _PACKAGES}, "python": platform.python_version()},
         seconds=round(time.monotonic() - run.started, 1),
@@ -161,10 +163,17 @@ def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_
         validation=_finite(reported.get("validation")),
         test=best,
         test_final_model=final,
-        bytes_sent=run.bytes_sent.get(site, {"weights": 0, "amplitude": 0}),
+        bytes_sent=run.bytes_sent.get(site, {"weights": 0, "amplitude": 0, "numbers": 0}),
         rounds_accepted=sum(site in record.sites_accepted for record in run.rounds),
         amplitude_sent=site in run.amplitude_sites,
+        amplitude_noise=_noise(run).get(site),
     )
+
+
+def _noise(run: ServerRun) -> dict[str, NoiseStatement]:
+    """By site, what was said about the noise on the amplitude that went into the global one."""
+    said = {site: NoiseStatement.model_validate(held) for site, held in run.amplitude_noise.items()}
+    return {site: statement for site, statement in said.items() if site in run.amplitude_sites}
 
 
 def _scores(reported: dict[str, Any], model: str) -> dict[str, ScoreSummary]:

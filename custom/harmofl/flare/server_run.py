@@ -1,5 +1,7 @@
 """ServerRun: what the server knows about the run in progress, shared by its components through the FL context."""
 
+import os
+import re
 import shutil
 import time
 import uuid
@@ -15,28 +17,42 @@ from nvflare.app_common.app_constant import DefaultCheckpointFileName
 from harmofl.data.findings import SharedFolderError
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError
-from harmofl.flare.site import read_job_settings, resolve_job, server_wants_demo, simulated_data_root
+from harmofl.flare.site import (
+    STATE_ROOT_VARIABLE,
+    is_simulated,
+    read_job_settings,
+    resolve_job,
+    server_wants_demo,
+    simulated_data_root,
+)
 from harmofl.flare.state import Checkpoint, StateError
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
 from harmofl.tasks import place_sites
 
 FINAL_MODEL, BEST_MODEL = DefaultCheckpointFileName.GLOBAL_MODEL, DefaultCheckpointFileName.BEST_GLOBAL_MODEL
+JOB_ID = re.compile(r"[0-9a-fA-F][0-9a-fA-F-]{7,63}")
 
 _KEY = "harmofl.run"
 
 
 @dataclass
 class ServerRun:
-    """Everything about a run that is neither the weights nor FLARE's."""
+    """Everything about a run that is neither the weights nor FLARE's.
+
+    `folder` is the job's own, which FLARE archives and removes when the job ends; `store` is the server's, keeps the
+    checkpoint beyond that and is None in simulation.
+    """
 
     experiment: Experiment
     demo: bool
     folder: Path
     expected: list[str]
+    store: Path | None = None
     run_id: str = field(default_factory=lambda: uuid.uuid4().hex)
     start_round: int = 0
     amplitude: AmplitudeStatistic | None = None
     amplitude_sites: list[str] = field(default_factory=list)
+    amplitude_noise: dict[str, dict[str, Any]] = field(default_factory=dict)
     best_round: int | None = None
     best_score: float | None = None
     rounds: list[RoundRecord] = field(default_factory=list)
@@ -46,6 +62,8 @@ class ServerRun:
     model_sha256: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
+    closed: list[float] = field(default_factory=list)
+    waiting: set[str] = field(default_factory=set)
 
     @property
     def estimates_in_first_round(self) -> bool:
@@ -63,12 +81,27 @@ class ServerRun:
         """What every task of this run carries."""
         return TaskHeader(self.run_id, self.experiment.hash, self.demo, round_number)
 
+    def needed_sites(self, *, with_amplitude: bool) -> int:
+        """How many sites a task waits for: the federation's minimum, the amplitude's too until it is frozen."""
+        experiment = self.experiment
+        if with_amplitude and self.amplitude is None:
+            return max(experiment.federation.minimum_sites, experiment.amplitude.minimum_sites)
+        return experiment.federation.minimum_sites
+
+    def reasons(self, sites: list[str], otherwise: str) -> str:
+        """Why each of these sites is missing."""
+        return "; ".join(f"{site}: {self.refused.get(site, otherwise)}" for site in sites)
+
+    def waited_for(self) -> str:
+        """Which sites have not answered the task in progress, for a line about a run that ended."""
+        return f" while it waited for {', '.join(sorted(self.waiting))}" if self.waiting else ""
+
     def count_bytes(self, site: str, sent: dict[str, int]) -> None:
         """Note the bytes of one answer, by kind, and add them to those of the whole run."""
         self.last_bytes[site] = sum(sent.values())
-        held = self.bytes_sent.setdefault(site, {"weights": 0, "amplitude": 0})
+        held = self.bytes_sent.setdefault(site, {})
         for kind, size in sent.items():
-            held[kind] += size
+            held[kind] = held.get(kind, 0) + size
 
     def record(self) -> dict[str, Any]:
         """The part that a checkpoint keeps, as plain JSON data."""
@@ -78,6 +111,7 @@ class ServerRun:
             "rounds": [record.model_dump() for record in self.rounds],
             "bytes_sent": self.bytes_sent,
             "numbers": self.numbers,
+            "amplitude_noise": self.amplitude_noise,
         }
 
     def continue_from(self, checkpoint: Checkpoint) -> None:
@@ -100,6 +134,16 @@ class ServerRun:
         self.best_round, self.best_score = kept["best_round"], kept["best_score"]
         self.rounds = [RoundRecord.model_validate(record) for record in kept["rounds"]]
         self.bytes_sent, self.numbers = kept["bytes_sent"], kept["numbers"]
+        self.amplitude_noise = kept.get("amplitude_noise", {})
+
+    def keep(self, name: str) -> None:
+        """Copy a model file of this job into the server's store, as a whole or not at all."""
+        if self.store is None:
+            return
+        self.store.mkdir(parents=True, exist_ok=True)
+        copy = self.store / f".{name}"
+        shutil.copyfile(self.folder / name, copy)
+        os.replace(copy, self.store / name)
 
 
 def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
@@ -114,13 +158,48 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
     roots = {site: simulated_data_root(site, fl_ctx) for site in expected}
     _refuse_shared_folders(experiment, {site: root for site, root in roots.items() if root is not None})
-    run = ServerRun(experiment, demo, folder, sorted(expected))
+    run = ServerRun(experiment, demo, folder, sorted(expected), _store(fl_ctx))
+    if run.store is not None:
+        run.run_id = str(fl_ctx.get_job_id()).replace("-", "")  # so that a site finds the state of a job by its id
     if experiment.federation.resume_from:
-        path = Path(experiment.federation.resume_from)
+        path = checkpoint_path(experiment.federation.resume_from, run.store)
         run.continue_from(Checkpoint.load(path))
         _take_best_model(path.with_name(BEST_MODEL), run)
     fl_ctx.set_prop(_KEY, run, private=True, sticky=True)
     return run
+
+
+def checkpoint_path(resume_from: str, store: Path | None) -> Path:
+    """The checkpoint that a job names: a path in simulation, elsewhere the id of a job of this server.
+
+    Raises:
+        ExperimentError: a job chooses a path at a real server.
+        StateError: that job left no checkpoint here.
+    """
+    if store is None:
+        return Path(resume_from)
+    if not JOB_ID.fullmatch(resume_from):
+        raise ExperimentError(
+            f"federation.resume_from: {resume_from!r} is no job id; outside simulation it names the job to go on from"
+        )
+    path = store.with_name(resume_from) / FINAL_MODEL
+    if not path.is_file():
+        raise StateError(
+            f"job {resume_from} left no checkpoint at this server: it ended before its first round was closed, or was "
+            "purged; submit it as a new job"
+        )
+    return path
+
+
+def _store(fl_ctx: FLContext) -> Path | None:
+    """Where this server keeps the checkpoints of a job."""
+    if is_simulated(fl_ctx):
+        return None
+    state = os.environ.get(STATE_ROOT_VARIABLE)
+    workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    # inside a job FLARE gives the server the project's name; its state folder is called what jobs call it
+    root = Path(state) / "server" if state else Path(workspace.get_root_dir()) / "harmofl"
+    return root / "runs" / str(fl_ctx.get_job_id())
 
 
 def _refuse_shared_folders(experiment: Experiment, roots: Mapping[str, Path]) -> None:
@@ -137,6 +216,7 @@ def _take_best_model(path: Path, run: ServerRun) -> None:
     if not path.is_file():
         raise StateError(f"{path}: the best model so far must lie beside the checkpoint; copy it there")
     shutil.copyfile(path, run.folder / BEST_MODEL)
+    run.keep(BEST_MODEL)
 
 
 def current_run(fl_ctx: FLContext) -> ServerRun:

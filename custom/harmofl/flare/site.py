@@ -4,14 +4,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.simulator.simulator_server import SimulatorServerEngine
+from pydantic import Field, ValidationError
 
 from harmofl.experiment import FILE_NAME, Experiment, read_settings
 from harmofl.flare.outside import admit_outside_task
+from harmofl.sections import Section, first_problem, nearest
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
@@ -27,6 +29,17 @@ class SiteError(RuntimeError):
         self.code = code
 
 
+Positive = Annotated[float, Field(gt=0)]
+
+
+class NoiseSettings(Section):
+    """A site's noise on its amplitude: distance to which a patient's part is clipped, epsilon and delta."""
+
+    clip: Positive
+    epsilon: Positive
+    delta: Annotated[float, Field(gt=0, lt=1)]
+
+
 @dataclass(frozen=True)
 class SiteConfig:
     """This hospital's settings. `data_root` is None where the run is a simulated demo."""
@@ -39,6 +52,7 @@ class SiteConfig:
     workers: int | None = None  # None: as the task needs
     threads: int | None = None
     minimum_cases: int = MINIMUM_CASES
+    amplitude_noise: NoiseSettings | None = None
 
     @property
     def demo(self) -> bool:
@@ -88,7 +102,8 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
     The order for the data root is: HARMOFL_DATA_ROOT, the scope's `data_root`, the job's `data.simulated_root`.
 
     Raises:
-        SiteError: code `no_data_root` outside simulation, naming the two ways to set it.
+        SiteError: code `no_data_root` outside simulation, naming the two ways to set it; `minimum_cases` and
+            `noise_settings` for a limit of the scope that cannot be used.
     """
     name = fl_ctx.get_identity_name()
     simulated = is_simulated(fl_ctx)
@@ -114,8 +129,43 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
         device=str(scope.get("device", "auto")),
         workers=int(scope["workers"]) if "workers" in scope else None if root else 0,
         threads=int(scope["threads"]) if "threads" in scope else _simulated_threads() if simulated else None,
-        minimum_cases=int(scope.get("minimum_cases", 1 if simulated else MINIMUM_CASES)),
+        minimum_cases=minimum_cases(scope, otherwise=1 if simulated else MINIMUM_CASES),
+        amplitude_noise=noise_settings(scope),
     )
+
+
+def minimum_cases(scope: Mapping[str, Any], otherwise: int = MINIMUM_CASES) -> int:
+    """Of how many patients at least an amplitude may leave, as the privacy scope says.
+
+    Raises:
+        SiteError: code `minimum_cases`, where it is no whole number above 0.
+    """
+    number = scope.get("minimum_cases", otherwise)
+    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+        raise SiteError("minimum_cases", "minimum_cases in local/privacy.json must be a whole number above 0")
+    return number
+
+
+def noise_settings(scope: Mapping[str, Any]) -> NoiseSettings | None:
+    """The privacy scope's `amplitude_noise`, None where it has none.
+
+    Raises:
+        SiteError: code `noise_settings`; one line with key, value and, for an unknown key, the nearest known one.
+    """
+    given = scope.get("amplitude_noise")
+    if given is None:
+        return None
+    if not isinstance(given, Mapping):
+        raise SiteError("noise_settings", "local/privacy.json: amplitude_noise must hold clip, epsilon and delta")
+    for key in given:  # a misspelled key is better named than the one that it leaves missing
+        if key not in NoiseSettings.model_fields:
+            mend = nearest(key, NoiseSettings.model_fields)
+            raise SiteError("noise_settings", f"local/privacy.json: amplitude_noise.{key}: unknown setting{mend}")
+    try:
+        return NoiseSettings.model_validate(given)
+    except ValidationError as error:
+        problem = first_problem(error, NoiseSettings, "amplitude_noise.")
+        raise SiteError("noise_settings", f"local/privacy.json: {problem}") from None
 
 
 def _simulated_threads() -> int:

@@ -5,6 +5,8 @@ and the frozen amplitude. Up: weight differences, the amplitude while it is bein
 NumPy float32; counters keep their integer type.
 """
 
+import json
+import re
 from dataclasses import dataclass, field
 from typing import Annotated, Any, Literal
 
@@ -15,18 +17,24 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from harmofl.flare.amplitude_message import (
+    AMPLITUDE,
+    AmplitudeStatistic,
+    MessageError,
+    count_of,
+    pack_amplitude,
+    read_amplitude,
+)
+
 Arrays = dict[str, np.ndarray]
 
 AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK = "amplitude", "train", "evaluate"
 
 _HEADER = "harmofl.header"
 _CODE, _REASON = "harmofl.code", "harmofl.reason"
-_WEIGHTS, _BEST, _AMPLITUDE = "weights", "best", "amplitude"
+_WEIGHTS, _BEST = "weights", "best"
 _NUMBERS = "harmofl.numbers"
-
-
-class MessageError(ValueError):
-    """A message that does not follow the contract; one line, no paths or patient names."""
+_ERROR_FORMS = {_CODE: r"\w{1,60}", _REASON: r".{1,2000}"}  # one line
 
 
 @dataclass(frozen=True)
@@ -42,14 +50,6 @@ class TaskHeader:
         """Write the header into a task's data."""
         shareable.set_header(_HEADER, dict(vars(self)))
         return shareable
-
-
-@dataclass(frozen=True)
-class AmplitudeStatistic:
-    """Mean amplitude statistic of some images, float32, and how many images it is the mean of."""
-
-    values: np.ndarray
-    images: int
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def pack_model(message: ModelMessage) -> Shareable:
     if message.best_weights is not None:
         parts[_BEST] = DXO(DataKind.WEIGHTS, data=message.best_weights)
     if message.amplitude is not None:
-        parts[_AMPLITUDE] = _amplitude_dxo(message.amplitude)
+        parts[AMPLITUDE] = pack_amplitude(message.amplitude)
     return DXO(DataKind.COLLECTION, data=parts).to_shareable()
 
 
@@ -141,29 +141,31 @@ def unpack_model(shareable: Shareable) -> ModelMessage:
         raise MessageError("the task carries something else than weights")
     if _WEIGHTS not in parts:
         raise MessageError("the task carries no weights")
-    best = parts.get(_BEST)
-    return ModelMessage(parts[_WEIGHTS].data, _read_amplitude(parts), best.data if best else None)
+    best, amplitude = parts.get(_BEST), read_amplitude(parts.get(AMPLITUDE), of_site=False)
+    return ModelMessage(parts[_WEIGHTS].data, amplitude, best.data if best else None)
 
 
 def pack_update(message: UpdateMessage) -> Shareable:
     """A site's answer: weight differences, statistics alone, or a collection of both; numbers in the outer meta.
 
     Raises:
-        MessageError: the numbers hold something that must not leave a site.
+        MessageError: the numbers hold something that must not leave a site, or the amplitude lacks its patients.
     """
     _check_numbers(message.numbers)
+    if message.amplitude is not None:
+        count_of(message.amplitude.patients, "patients")
     numbers = {_NUMBERS: message.numbers, MetaKey.NUM_STEPS_CURRENT_ROUND: message.numbers.get("steps", 0)}
     if message.difference is None and message.amplitude is None:
         return DXO(DataKind.METRICS, data={}, meta=numbers).to_shareable()
     if message.difference is None and message.amplitude is not None:
-        dxo = _amplitude_dxo(message.amplitude)
+        dxo = pack_amplitude(message.amplitude)
         dxo.meta.update(numbers)
         return dxo.to_shareable()
     assert message.difference is not None
     weights = DXO(DataKind.WEIGHT_DIFF, data=message.difference, meta=dict(numbers))
     if message.amplitude is None:
         return weights.to_shareable()
-    parts = {_WEIGHTS: weights, _AMPLITUDE: _amplitude_dxo(message.amplitude)}
+    parts = {_WEIGHTS: weights, AMPLITUDE: pack_amplitude(message.amplitude)}
     return DXO(DataKind.COLLECTION, data=parts, meta=numbers).to_shareable()
 
 
@@ -182,7 +184,8 @@ def unpack_update(shareable: Shareable) -> UpdateMessage:
     if weights is not None and weights.data_kind != DataKind.WEIGHT_DIFF:
         raise MessageError(f"the answer holds {weights.data_kind}, not weight differences")
     numbers = _check_numbers(outer.get_meta_prop(_NUMBERS) or {})
-    return UpdateMessage(weights.data if weights else None, _read_amplitude(parts), numbers)
+    amplitude = read_amplitude(parts.get(AMPLITUDE), of_site=True)
+    return UpdateMessage(weights.data if weights else None, amplitude, numbers)
 
 
 def error_reply(code: str, reason: str) -> Shareable:
@@ -190,10 +193,27 @@ def error_reply(code: str, reason: str) -> Shareable:
     return make_reply(ReturnCode.EXECUTION_EXCEPTION, headers={_CODE: code, _REASON: reason})
 
 
+def pack_error(shareable: Shareable) -> Shareable:
+    """An error answer anew: return code, code and line, and nothing else that may be in it.
+
+    Raises:
+        MessageError: code or line have another form.
+    """
+    returned = str(shareable.get_return_code())
+    told = {key: shareable.get_header(key) for key in _ERROR_FORMS if shareable.get_header(key) is not None}
+    fits = [isinstance(held, str) and re.fullmatch(_ERROR_FORMS[key], held) for key, held in told.items()]
+    if not all(fits) or not re.fullmatch(_ERROR_FORMS[_CODE], returned):
+        raise MessageError("the code or the line of an error answer has another form")
+    return make_reply(returned, headers=told)
+
+
 def read_error(shareable: Shareable) -> tuple[str, str]:
     """Code and line of an error answer; FLARE's return code where the site sent none."""
-    code = shareable.get_header(_CODE) or str(shareable.get_return_code())
-    return str(code), str(shareable.get_header(_REASON) or "no reason was sent; see the site's log")
+    returned = shareable.get_return_code()
+    filtered = returned == ReturnCode.TASK_RESULT_FILTER_ERROR
+    unsaid = "a privacy filter of the site let nothing out" if filtered else "no reason was sent"
+    reason = shareable.get_header(_REASON) or f"{unsaid}; see the site's log"
+    return str(shareable.get_header(_CODE) or returned), str(reason)
 
 
 def round_of(shareable: Shareable) -> int | None:
@@ -202,16 +222,13 @@ def round_of(shareable: Shareable) -> int | None:
 
 
 def payload_bytes(message: UpdateMessage) -> dict[str, int]:
-    """Bytes of the arrays in an answer, by kind."""
+    """Bytes of an answer by kind: arrays as they are, numbers as JSON."""
     difference = message.difference or {}
-    amplitude = np.asarray(message.amplitude.values).nbytes if message.amplitude else 0
-    return {"weights": sum(np.asarray(value).nbytes for value in difference.values()), "amplitude": amplitude}
-
-
-def _amplitude_dxo(statistic: AmplitudeStatistic) -> DXO:
-    return DXO(
-        DataKind.APP_DEFINED, data={_AMPLITUDE: np.asarray(statistic.values, np.float32), "images": statistic.images}
-    )
+    return {
+        "weights": sum(np.asarray(value).nbytes for value in difference.values()),
+        "amplitude": np.asarray(message.amplitude.values).nbytes if message.amplitude else 0,
+        "numbers": len(json.dumps(message.numbers, default=str)) if message.numbers else 0,
+    }
 
 
 def _parts(shareable: Shareable) -> dict[str, DXO]:
@@ -225,17 +242,4 @@ def _parts(shareable: Shareable) -> dict[str, DXO]:
         return dict(dxo.data)
     if dxo.data_kind in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
         return {_WEIGHTS: dxo}
-    return {_AMPLITUDE: dxo} if dxo.data_kind == DataKind.APP_DEFINED else {}
-
-
-def _read_amplitude(parts: dict[str, DXO]) -> AmplitudeStatistic | None:
-    dxo = parts.get(_AMPLITUDE)
-    if dxo is None:
-        return None
-    try:
-        values, images = np.asarray(dxo.data[_AMPLITUDE], np.float32), dxo.data["images"]
-    except (KeyError, TypeError, ValueError):
-        raise MessageError("the amplitude has another form") from None
-    if isinstance(images, bool) or not isinstance(images, int | np.integer) or images < 1:
-        raise MessageError(f"the amplitude is the mean of {images!r} images")
-    return AmplitudeStatistic(values, int(images))
+    return {AMPLITUDE: dxo} if dxo.data_kind == DataKind.APP_DEFINED else {}

@@ -2,22 +2,20 @@
 
 import json
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from pydantic import ValidationError
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from harmofl.core.networks import build_network
 from harmofl.experiment import FILE_NAME, Experiment, resolve
 from harmofl.sections import ExperimentError, Section, first_problem
+from harmofl.tasks.answers import Evaluation, FolderReport, SiteData
 
 if TYPE_CHECKING:
-    from harmofl.core.classification import Estimate
-    from harmofl.data.findings import DataRootError, Finding
+    from harmofl.data.findings import DataRootError
 
 Predict = Callable[[Tensor], Tensor]
 Part = frozenset[Hashable] | None
@@ -25,66 +23,6 @@ Settings = TypeVar("Settings", bound=Section)
 
 TASKS = ("prostate", "camelyon17", "nuclei")
 _admitted: dict[str, "Task"] = {}
-
-
-@dataclass
-class SiteData:
-    """What a site's folder gives a task: a training set, what is scored, and what was found on the way.
-
-    `cases` counts by training, validation and test what the task calls a case; `skipped` counts by code what is
-    not used so far. Both leave the site; `findings`, and those met only later, which name files, do not.
-    """
-
-    training: "Dataset[Any]"
-    validation: Any
-    test: Any
-    findings: "list[Finding]"
-    cases: dict[str, int]
-    skipped: Callable[[], dict[str, int]]
-    training_patients: int
-    late_findings: "Callable[[], list[Finding]]" = list
-
-
-@dataclass(frozen=True)
-class Evaluation:
-    """Scores of one split; no case is named.
-
-    Attributes:
-        key_score: the number that picks the best round; None where it is undefined.
-        scores: by name one number a case, NaN where undefined.
-        pooled: by name one number over all images of the split, where a score is no mean over cases.
-    """
-
-    key_score: float | None
-    scores: dict[str, list[float]]
-    pooled: "dict[str, Estimate]" = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class FolderReport:
-    """What a site's folder holds, for a person; it stays at the site.
-
-    Attributes:
-        columns: headings of the table.
-        rows: the table, one row a case or group of cases.
-        summary: one line below it.
-        findings: about files, cases and the split.
-        training_images: images of one epoch.
-        validation_images: images scored in every round.
-        training_patients: patients behind the amplitude.
-        bytes_held: decoded images kept in memory.
-        pixels: by case the height and width in mm of a pixel at the experiment's size, where the files tell.
-    """
-
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]
-    summary: str
-    findings: "tuple[Finding, ...]"
-    training_images: int
-    validation_images: int
-    training_patients: int
-    bytes_held: int
-    pixels: dict[str, tuple[float, float]] = field(default_factory=dict)
 
 
 class Task(Protocol):

@@ -136,8 +136,9 @@ class Camelyon17Task:
             findings=findings,
             cases={name: len(part) for name, part in parts.items()},
             skipped=skipped,
-            training_patients=len(set(index.patient[split.train].tolist())),
+            training_patients=index.patient[split.train].tolist(),
             late_findings=late,
+            unreadable=lambda: parts["training"].bad().tolist(),
         )
 
     def inspect(self, folder: Path, site: str, experiment: "Experiment") -> FolderReport:

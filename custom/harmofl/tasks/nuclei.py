@@ -108,14 +108,15 @@ class NucleiTask:
         for finding in findings:
             if finding.severity == "error":
                 skipped[finding.code] = skipped.get(finding.code, 0) + 1
+        training = NucleiTiles(split["train"], experiment.data.height)
         return SiteData(
-            training=NucleiTiles(split["train"], experiment.data.height),
+            training=training,
             validation=ScoredImages(split["val"], experiment),
             test=ScoredImages(split["test"], experiment),
             findings=findings,
             cases={"training": len(split["train"]), "validation": len(split["val"]), "test": len(split["test"])},
             skipped=lambda: skipped,
-            training_patients=len({image.patient for image in split["train"]}),
+            training_patients=training.patients,
         )
 
     def inspect(self, folder: Path, site: str, experiment: "Experiment") -> FolderReport:

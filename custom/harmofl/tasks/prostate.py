@@ -104,7 +104,7 @@ class ProstateTask:
         findings += more
         used = {volume.name for volume in training.volumes} - set(training.without_window)
         counts = {"training": len(used), "validation": len(validation), "test": len(test)}
-        patients = len({experiment.data.patient_of(name) for name in used})
+        patients = [experiment.data.patient_of(name) for name, _ in training.keys]
         skipped = Counter(finding.code for finding in findings if finding.severity == "error")
         return SiteData(training, validation, test, findings, counts, lambda: dict(skipped), patients)
 

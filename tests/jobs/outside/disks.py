@@ -72,7 +72,8 @@ class DiskTask:
         images, masks = zip(*parts[0], strict=True)
         cases = dict(zip(("training", "validation", "test"), map(len, parts), strict=True))
         training = TensorDataset(torch.stack(images), torch.stack(masks))
-        return SiteData(training, parts[1], parts[2], list(split.findings), cases, dict, len(parts[0]))
+        patients = split.train  # a case is a patient, with one image
+        return SiteData(training, parts[1], parts[2], list(split.findings), cases, dict, patients)
 
     def inspect(self, folder, site, experiment):
         split = self._split(folder, experiment)

@@ -73,6 +73,20 @@ def test_a_demo_bundle_trains_on_files_at_the_demos_settings(job: Path, tmp_path
     assert own["network"]["width"] == 6, "what is set on the command line wins"
 
 
+def test_a_demo_bundle_of_a_job_without_a_demo_is_refused(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    settings = json.loads((job / "app/config/experiment.json").read_text())
+    del settings["demo"]
+    (job / "app/config/experiment.json").write_text(json.dumps(settings))
+    assert "this job has no demo settings" in refused(job, tmp_path / "dist", capsys, "--demo")
+
+
+def test_a_bundle_can_be_bundled_again(job: Path, tmp_path: Path) -> None:
+    first = bundled(job, tmp_path / "first")
+    assert files_of(bundled(first, tmp_path / "again")) == files_of(first)
+
+
 def test_preinstalled_leaves_the_code_out(job: Path, tmp_path: Path) -> None:
     folder = bundled(job, tmp_path / "dist", "--preinstalled")
     assert not (folder / "app/custom").exists()

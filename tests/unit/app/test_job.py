@@ -1,12 +1,11 @@
 """Reading a job folder and applying --set."""
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from harmofl.app.job import JobError, read_job
+from harmofl.app.job import read_job
 from harmofl.experiment import ExperimentError
 
 
@@ -30,17 +29,6 @@ def test_what_is_set_wins_over_the_demos_override(job: Path) -> None:
     assert read_job(job, ["federation.rounds=5"]).resolve(demo=True).federation.rounds == 5
 
 
-def test_every_app_of_the_job_gets_the_settings(job: Path, tmp_path: Path) -> None:
-    shutil.copytree(job / "app", job / "app_hk")
-    (job / "app").rename(job / "app_server")
-    (job / "meta.json").write_text(json.dumps({"deploy_map": {"app_server": ["server", "UCL"], "app_hk": ["HK"]}}))
-    changed = read_job(job, ["seed=7"])
-    assert changed.sites == ("UCL", "HK")
-    copy = changed.copy_to(tmp_path / "copies")
-    for app in ("app_server", "app_hk"):
-        assert json.loads((copy / app / "config/experiment.json").read_text())["seed"] == 7
-
-
 @pytest.mark.parametrize(
     ("assignment", "part"),
     [
@@ -60,22 +48,3 @@ def test_a_setting_that_the_method_would_undo_is_refused(job: Path) -> None:
     # fedavg sets perturbation.alpha to 0
     with pytest.raises(ExperimentError, match=r"--set perturbation.alpha=0.1: method 'fedavg' makes it 0"):
         read_job(job, ["method=fedavg", "perturbation.alpha=0.1"]).resolve(demo=False)
-
-
-@pytest.mark.parametrize(
-    ("meta", "part"),
-    [
-        (None, "cannot be read"),
-        ("{", "line 1 column 2"),
-        ("[]", "deploy_map is missing"),
-        ('{"deploy_map": {"app": ["server"]}}', "names no site"),
-        ('{"deploy_map": {"app": ["server", "@ALL"]}}', "@ALL"),
-        ('{"deploy_map": {"app": ["server", "ISBI_1.5"]}}', "ISBI_1.5"),
-        ('{"deploy_map": {"app": [{"sites": ["HK"]}]}}', "no list of site names"),
-    ],
-)
-def test_a_broken_meta_json_is_one_line_that_names_it(job: Path, meta: str | None, part: str) -> None:
-    (job / "meta.json").unlink() if meta is None else (job / "meta.json").write_text(meta)
-    with pytest.raises(JobError) as error:
-        read_job(job, [])
-    assert "meta.json" in str(error.value) and part in str(error.value) and "\n" not in str(error.value)

@@ -28,9 +28,10 @@ def site(test: dict[str, Any]) -> dict[str, Any]:
         "validation": 0.4,
         "test": test,
         "test_final_model": test,
-        "bytes_sent": {"weights": 1_234_567, "amplitude": 132},
+        "bytes_sent": {"weights": 1_234_567, "amplitude": 132, "numbers": 900},
         "rounds_accepted": 2,
         "amplitude_sent": True,
+        "amplitude_noise": None,
     }
 
 

@@ -73,6 +73,20 @@ def test_the_page_says_what_it_stands_on(page):
     assert "site_gain after zscore, 40 images of HEALTHY" in text
 
 
+def test_what_left_each_site_and_with_what_noise(results, rounds, tmp_path):
+    held = results.model_dump()
+    noise = {"mechanism": "analytic_gaussian", "epsilon": 1, "delta": 1e-5, "clip": 5, "patients": 40, "sigma": 0.93}
+    held["sites"]["HEALTHY"]["amplitude_noise"] = noise
+    held["sites"]["SILENT"]["amplitude_sent"] = False
+    write_report(Results.model_validate(held), rounds, tmp_path / "report.html")
+    rows = Page((tmp_path / "report.html").read_text(encoding="utf-8")).rows
+    left = {row[0]: row[6:] for row in rows if row[0] in held["sites"] and len(row) == 10}
+    # megabytes of weights, bytes of the amplitude, noise on it, bytes of the numbers
+    assert left["HEALTHY"] == ["1.2", "132", "epsilon 1, delta 1e-05, 40 patients clipped at 5", "900"]
+    assert left["EMPTY"] == ["1.2", "132", "none", "900"]
+    assert left["SILENT"] == ["1.2", "132", "–", "900"]
+
+
 def test_real_data_has_no_demo_banner(results, rounds, tmp_path):
     write_report(results.model_copy(update={"demo": False}), rounds, tmp_path / "report.html")
     assert "synthetic" not in (tmp_path / "report.html").read_text(encoding="utf-8")

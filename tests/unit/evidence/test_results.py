@@ -6,7 +6,18 @@ import math
 import pytest
 from pydantic import ValidationError
 
-from harmofl.evidence.results import Results, ResultsError, RoundRecord, ScoreSummary, read_results, read_rounds
+from harmofl.evidence.results import (
+    NoiseStatement,
+    Results,
+    ResultsError,
+    RoundRecord,
+    ScoreSummary,
+    privacy_sentence,
+    read_results,
+    read_rounds,
+)
+
+NOISE = NoiseStatement(mechanism="analytic_gaussian", epsilon=1, delta=1e-5, clip=5, patients=40, sigma=0.93)
 
 
 def test_results_come_back(results, tmp_path):
@@ -95,3 +106,17 @@ def test_a_damaged_line_of_the_rounds_is_named(rounds, tmp_path):
 def test_an_unknown_key_of_a_round_is_refused(rounds):
     with pytest.raises(ValidationError):
         RoundRecord.model_validate(rounds[0].model_dump() | {"extra": 1})
+
+
+def test_without_noise_nothing_is_guaranteed():
+    assert privacy_sentence(["A"], {}).startswith("no formal guarantee: no noise is added; weight differences and")
+    assert privacy_sentence([], {"A": NOISE}) == privacy_sentence(["A"], {}), "none of it is in the global amplitude"
+
+
+def test_with_noise_the_sentence_says_for_whom_and_what_it_leaves_out():
+    other = NOISE.model_copy(update={"epsilon": 0.25})
+    said = privacy_sentence(["A", "B", "C", "D"], {"A": NOISE, "B": NOISE, "D": other})
+    assert said.startswith("the amplitude of 3 of the 4 sites that sent one is (epsilon, delta)-differentially private")
+    assert "per patient by clipping and the analytic Gaussian mechanism, one release a run" in said
+    assert "(epsilon 1, delta 1e-05: A, B; epsilon 0.25, delta 1e-05: D)" in said
+    assert said.endswith("weight differences carry no noise, so the run as a whole has no formal guarantee")

@@ -25,7 +25,8 @@ def test_the_mean_of_two_sites(healthy, answer):
     assert aggregator.accepted == ["A", "B"]
     assert run.refused == {}
     # 6 values of 4 bytes, a scalar of 4, a counter of 8
-    assert run.bytes_sent["B"] == {"weights": 36, "amplitude": 0}
+    sent = run.bytes_sent["B"]
+    assert (sent["weights"], sent["amplitude"]) == (36, 0) and 100 < sent["numbers"] < 1000
     assert run.numbers["B"]["loss"] == 0.5
 
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from toy_answers import difference, refused, statistic
 
+from harmofl.evidence.results import NoiseStatement
 from harmofl.flare.aggregator import AmplitudeGathering
 from harmofl.flare.wire import AmplitudeStatistic
 
@@ -38,7 +39,7 @@ def test_amplitudes_that_come_along_are_averaged(opened, answer, average, expect
 
 def test_an_amplitude_of_another_shape_is_refused_with_its_weights(healthy, answer):
     aggregator, run, context = healthy(PUBLISHED)
-    wrong = AmplitudeStatistic(np.ones(7, np.float32), 5)
+    wrong = AmplitudeStatistic(np.ones(7, np.float32), 5, patients=5)
     assert "shape" in refused(aggregator, run, context, answer("B", difference(9.0), amplitude=wrong))
 
 
@@ -46,7 +47,7 @@ def test_an_amplitude_of_another_shape_is_refused_with_its_weights(healthy, answ
 def test_an_amplitude_that_nobody_asked_for_is_not_kept(opened, answer, changes):
     # robust gathers its amplitude before training; FedAvg has none
     aggregator, run, context = opened(changes)
-    sent = answer("A", difference(), amplitude=AmplitudeStatistic(np.ones(7, np.float32), 5))
+    sent = answer("A", difference(), amplitude=AmplitudeStatistic(np.ones(7, np.float32), 5, patients=5))
     assert aggregator.accept(sent, context)
     assert aggregator.gathered_amplitude() is None
 
@@ -70,3 +71,18 @@ def test_the_global_amplitude_does_not_depend_on_the_order(make_run, order):
     # the sum of three float32 in float64 has 29 bits to spare
     expected = (sum(sent[site].astype(np.float64) for site in run.expected) / 3).astype(np.float32)
     assert gathering.result().values.tolist() == expected.tolist()
+
+
+def test_what_sites_say_about_their_noise_is_gathered(opened, answer):
+    aggregator, run, context = opened(PUBLISHED)
+    noise = NoiseStatement(mechanism="analytic_gaussian", epsilon=1, delta=1e-5, clip=5, patients=5, sigma=2)
+    assert aggregator.accept(answer("A", difference(), amplitude=statistic(run)), context)
+    assert aggregator.accept(answer("B", difference(), amplitude=statistic(run, noise=noise)), context)
+    gathered = aggregator.gathered_amplitude()
+    assert gathered.sites == ["A", "B"] and gathered.noise == {"B": noise}
+
+
+def test_an_amplitude_that_still_waits_for_its_noise_is_refused(healthy, answer):
+    aggregator, run, context = healthy(PUBLISHED)
+    sent = answer("B", difference(9.0), amplitude=statistic(run, clip=5.0))
+    assert "list harmofl.flare.filters.AmplitudeFilter" in refused(aggregator, run, context, sent)

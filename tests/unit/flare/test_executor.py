@@ -1,6 +1,7 @@
 """What a site tells the server about a failure, and what it keeps to itself."""
 
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,8 +15,8 @@ from harmofl.core.training import TrainingError, TrainingStoppedError
 from harmofl.data.findings import DataRootError
 from harmofl.experiment import ExperimentError
 from harmofl.flare.executor import HarmoFLExecutor
-from harmofl.flare.site import SiteError
-from harmofl.flare.wire import MessageError, read_error
+from harmofl.flare.site import NoiseSettings, SiteConfig, SiteError
+from harmofl.flare.wire import MessageError, TaskHeader, read_error
 
 SECRET = "/data/Jane_Doe.nii.gz"
 
@@ -61,8 +62,11 @@ def test_a_failure_leaves_as_a_code_and_a_line_without_names(
     told, line = read_error(reply)
     assert told == code and part in line and "\n" not in line
     assert "Jane_Doe" not in str(dict(reply))
+    naming = {record.name for record in caplog.records if "Jane_Doe" in record.getMessage()}
     if SECRET in str(error) and code != "out_of_memory":
-        assert SECRET in caplog.text, "the site itself must be able to find out"
+        assert naming == {"harmofl.findings"}, "the site itself must be able to find out, and nobody else"
+    else:
+        assert naming == set()
     if not fl_ctx.get_prop(FLContextKey.SIMULATE_MODE):
         # FLARE's kits stream error_log.txt, which takes errors and worse, to the server
         errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
@@ -77,3 +81,14 @@ def test_a_stopped_task_is_no_failure(fl_ctx: FLContext) -> None:
 def test_an_unknown_task_is_said_to_be_unknown(fl_ctx: FLContext) -> None:
     reply = HarmoFLExecutor().execute("validate", Shareable(), fl_ctx, Signal())
     assert reply.get_return_code() == ReturnCode.TASK_UNKNOWN
+
+
+def test_a_site_that_asks_for_noise_and_lists_no_filter_sends_nothing(
+    fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    noise = NoiseSettings(clip=5.0, epsilon=1.0, delta=1e-5)
+    config = SiteConfig("HK", False, tmp_path, tmp_path, amplitude_noise=noise)
+    monkeypatch.setattr("harmofl.flare.executor.site_config", lambda _: config)
+    task = TaskHeader("run", "0" * 16, False, 0).attach(Shareable())
+    code, line = read_error(HarmoFLExecutor().execute("amplitude", task, fl_ctx, Signal()))
+    assert code == "noise_settings" and "do not list harmofl.flare.filters.AmplitudeFilter" in line

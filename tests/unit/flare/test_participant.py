@@ -90,7 +90,7 @@ def test_cases_of_one_patient_count_once(written: dict[str, Any], make: Any) -> 
     set_key(written, "amplitude.minimum_cases", 2)
     set_key(written, "data.patient_pattern", "^(Case)")  # all cases are one patient's
     site = make(resolve_experiment(written))
-    assert site.data.training_patients == 1
+    assert site.data.patient_count == 1
     assert site.estimate_amplitude().amplitude is None
 
 

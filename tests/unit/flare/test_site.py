@@ -67,6 +67,46 @@ def test_a_hospital_keeps_the_amplitude_of_fewer_than_five_unless_it_says_otherw
     assert site_config(context(simulated=True)).minimum_cases == 1, "one machine holds all data, nothing leaves"
 
 
+@pytest.mark.parametrize("number", [0, -1, 2.5, "5", True, None])
+def test_a_limit_that_is_no_number_of_patients_is_refused(context: Any, number: Any) -> None:
+    with pytest.raises(SiteError, match="minimum_cases in local/privacy.json must be a whole number") as caught:
+        site_config(context(simulated=False, scope={"data_root": "/data", "minimum_cases": number}))
+    assert caught.value.code == "minimum_cases"
+
+
+def test_noise_on_the_amplitude_is_the_sites_own_choice(context: Any) -> None:
+    scope = {"data_root": "/data", "amplitude_noise": {"clip": 5, "epsilon": 1.0, "delta": 1e-5}}
+    noise = site_config(context(simulated=False, scope=scope)).amplitude_noise
+    assert noise is not None and (noise.clip, noise.epsilon, noise.delta) == (5.0, 1.0, 1e-5)
+    assert site_config(context(simulated=False, scope={"data_root": "/data"})).amplitude_noise is None
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"clip": 0}, "amplitude_noise.clip: Input should be greater than 0, not 0"),
+        ({"epsilon": -1.0}, "amplitude_noise.epsilon"),
+        ({"epsilon": float("inf")}, "amplitude_noise.epsilon"),
+        ({"delta": 1}, "amplitude_noise.delta: Input should be less than 1, not 1"),
+        ({"delta": 0.0}, "amplitude_noise.delta"),
+        ({"clip": True}, "amplitude_noise.clip"),
+        ({"delta": None}, "amplitude_noise.delta"),
+        ({"epsilom": 2.0}, "amplitude_noise.epsilom: unknown setting; did you mean 'epsilon'?"),
+    ],
+)
+def test_noise_settings_that_cannot_be_used_are_named(context: Any, changes: dict[str, Any], words: str) -> None:
+    noise = {"clip": 5.0, "epsilon": 1.0, "delta": 1e-5} | changes
+    with pytest.raises(SiteError) as caught:
+        site_config(context(simulated=False, scope={"data_root": "/data", "amplitude_noise": noise}))
+    assert caught.value.code == "noise_settings" and words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_noise_settings_of_another_form_are_refused(context: Any) -> None:
+    for noise in (1.0, [], "strong", {"clip": 5.0}):
+        with pytest.raises(SiteError, match="amplitude_noise"):
+            site_config(context(simulated=False, scope={"data_root": "/data", "amplitude_noise": noise}))
+
+
 def test_what_the_scope_sets(context: Any, monkeypatch: Any) -> None:
     scope = {"data_root": "/data", "device": "cuda:1", "workers": 4, "threads": 8}
     config = site_config(context(simulated=False, scope=scope))

@@ -27,7 +27,7 @@ from harmofl.flare.wire import (
 )
 
 HEADER = TaskHeader("0123abcd", "89c82bf707d952a8", True, 3)
-AMPLITUDE = AmplitudeStatistic(np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4), 17)
+AMPLITUDE = AmplitudeStatistic(np.linspace(0, 1, 12, dtype=np.float32).reshape(3, 4), 17, patients=6)
 
 
 def assert_equal(first, second):
@@ -99,7 +99,7 @@ def test_the_step_count_stands_where_flare_looks_for_it(difference, amplitude):
 
 
 def test_an_amplitude_travels_as_float32(wire):
-    sent = AmplitudeStatistic(np.array([1 / 3, 2.0]), 5)  # float64
+    sent = AmplitudeStatistic(np.array([1 / 3, 2.0]), 5, patients=5)  # float64
     received = unpack_update(wire(pack_update(UpdateMessage(amplitude=sent)))).amplitude
     assert received.values.dtype == np.float32
     assert received.values.tolist() == [float(np.float32(1 / 3)), 2.0]
@@ -169,8 +169,9 @@ def test_numbers_of_another_form_are_refused():
 
 @pytest.mark.parametrize("images", [0, -1, True, 2.0, "5", None])
 def test_an_amplitude_of_no_images_is_refused(images, wire):
+    sent = AmplitudeStatistic(AMPLITUDE.values, images, patients=1)
     with pytest.raises(MessageError, match="images"):
-        unpack_update(wire(pack_update(UpdateMessage(amplitude=AmplitudeStatistic(AMPLITUDE.values, images)))))
+        unpack_update(wire(pack_update(UpdateMessage(amplitude=sent))))
 
 
 @pytest.mark.parametrize(
@@ -182,7 +183,7 @@ def test_an_amplitude_of_another_form_is_refused(data):
 
 
 def test_numpy_image_counts_are_accepted(wire):
-    sent = AmplitudeStatistic(AMPLITUDE.values, np.int64(17))
+    sent = AmplitudeStatistic(AMPLITUDE.values, np.int64(17), patients=np.int64(6))
     assert_same_amplitude(AMPLITUDE, unpack_update(wire(pack_update(UpdateMessage(amplitude=sent)))).amplitude)
 
 
@@ -207,7 +208,8 @@ def test_the_round_comes_from_the_cookie():
 
 def test_payload_is_counted_by_kind(weights, wire):
     # weights: 6 * 4 + 4 + 8 bytes, amplitude: 12 * 4; FLARE gives NumPy scalars or arrays of no dimension back
-    assert payload_bytes(UpdateMessage(weights, AMPLITUDE)) == {"weights": 36, "amplitude": 48}
-    assert payload_bytes(UpdateMessage()) == {"weights": 0, "amplitude": 0}
-    received = unpack_update(wire(pack_update(UpdateMessage(weights, AMPLITUDE))))
-    assert payload_bytes(received) == {"weights": 36, "amplitude": 48}
+    assert payload_bytes(UpdateMessage(weights, AMPLITUDE)) == {"weights": 36, "amplitude": 48, "numbers": 0}
+    assert payload_bytes(UpdateMessage()) == {"weights": 0, "amplitude": 0, "numbers": 0}
+    # numbers as JSON: {"steps": 5} has 12 characters
+    received = unpack_update(wire(pack_update(UpdateMessage(weights, AMPLITUDE, {"steps": 5}))))
+    assert payload_bytes(received) == {"weights": 36, "amplitude": 48, "numbers": 12}

@@ -21,10 +21,10 @@ def bits(arrays):
     return {name: (value.dtype, value.shape, value.tobytes()) for name, value in arrays.items()}
 
 
-def statistic(run, value=1.0, images=5):
+def statistic(run, value=1.0, images=5, **told):
     settings, data = run.experiment.amplitude, run.experiment.data
     shape = statistic_shape(settings.region, 3, data.height, data.width, settings.low_fraction)
-    return AmplitudeStatistic(np.full(shape, value, np.float32), images)
+    return AmplitudeStatistic(np.full(shape, value, np.float32), images, **({"patients": images} | told))
 
 
 def aggregate(aggregator, context):

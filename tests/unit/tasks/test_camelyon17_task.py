@@ -62,7 +62,7 @@ class TestOpenSite:
         assert sum(data.cases.values()) == 40 and min(data.cases.values()) > 0
         patients = [set(part.index.patient[part.rows].tolist()) for part in parts.values()]
         assert sum(map(len, patients)) == len(set().union(*patients)) == 10
-        assert data.training_patients == len(patients[0])
+        assert data.patient_count == len(patients[0])
         assert data.skipped() == {} and data.findings == []
         assert not (tmp_path / "cache").exists()
         image, label = data.training[0]
@@ -96,7 +96,7 @@ class TestOpenSite:
         patch(folder, int(data.training.rows[0])).unlink()
         assert data.skipped() == {} and data.late_findings() == []
         data.training[0]
-        assert data.skipped() == {"missing_image": 1}
+        assert data.skipped() == {"missing_image": 1} and list(data.unreadable()) == [0]
         [late] = data.late_findings()
         assert late.subject == patch(folder, int(data.training.rows[0])).relative_to(folder).as_posix()
 
@@ -140,7 +140,7 @@ class TestInspect:
         report = TASK.inspect(folder, "hospital1", experiment)
         data = TASK.open_site(folder, "hospital1", experiment, tmp_path)
         assert (report.training_images, report.validation_images) == (data.cases["training"], data.cases["validation"])
-        assert report.training_patients == data.training_patients
+        assert report.training_patients == data.patient_count
         codes = sorted((finding.code, finding.subject) for finding in report.findings)
         assert codes == sorted((finding.code, finding.subject) for finding in data.findings)
         subjects = [patch(folder, number).relative_to(folder).as_posix() for number in (6, 5)]
@@ -211,7 +211,7 @@ class TestDemo:
             data = TASK.open_site(tmp_path / site, site, experiment, tmp_path)
             # 4 patches on each of 5 slides, each of a patient of its own
             assert sum(data.cases.values()) == 20 and min(data.cases.values()) >= 4
-            assert data.training_patients == data.cases["training"] // 4
+            assert data.patient_count == data.cases["training"] // 4
             assert data.skipped() == {}
             assert not [finding for finding in data.findings if finding.severity != "notice"]
             assert set(data.training.labels.tolist()) == set(data.test.labels.tolist()) == {0, 1}

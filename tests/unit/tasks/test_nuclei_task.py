@@ -107,7 +107,7 @@ class TestSiteMaps:
         for organ in ORGANS:
             data = opened(root, organ, experiment)
             assert Counter(image.patient[:7] for image in images_of(data)) == {f"DEMO-{NUCLEI_SITES[organ].code}": 6}
-            assert data.cases == {"training": 2, "validation": 2, "test": 2} and data.training_patients == 1
+            assert data.cases == {"training": 2, "validation": 2, "test": 2} and data.patient_count == 1
             # what no site of this map takes is said once, at each site
             assert [finding.subject for finding in data.findings if finding.code == "no_organ"] == [
                 "DEMO-MX-0001, DEMO-MX-0002, DEMO-MX-0003"
@@ -260,7 +260,7 @@ class TestInspect:
             assert (parts["train"], parts["val"], parts["test"]) == tuple(data.cases.values())
             assert report.training_images == len(data.training)
             assert report.findings == tuple(data.findings)
-            assert report.training_patients == data.training_patients
+            assert report.training_patients == data.patient_count
 
 
 class TestDemo:

@@ -60,6 +60,34 @@ def test_every_site_of_a_job_is_one_that_the_demo_can_write(resolve_job: Resolve
 
 
 @pytest.mark.parametrize(
+    ("job", "demo"),
+    [
+        ("harmofl_prostate", {"cases": 8, "matrix": 64, "slices": 4}),
+        ("harmofl_camelyon17", {"slides": 10, "patches": 20}),
+        ("harmofl_nuclei", {"patients": 6, "images": 8, "size": 100}),
+    ],
+)
+def test_every_training_item_has_its_patient(
+    resolve_job: Resolve, job: str, demo: dict[str, int], tmp_path: Path
+) -> None:
+    changes = {f"demo.data.{key}": value for key, value in demo.items()} | {"data.height": 64, "data.width": 64}
+    experiment = resolve_job(job, changes, demo=True)
+    task, meta = load_task(experiment), Path(__file__).resolve().parents[3] / "jobs" / job / "meta.json"
+    site = json.loads(meta.read_text())["deploy_map"]["app"][1]
+    task.write_demo(tmp_path / site, site, experiment)
+    data = task.open_site(tmp_path / site, site, experiment, tmp_path / "cache")
+    assert len(data.training_patients) == len(data.training) > data.patient_count
+    assert data.patient_count == task.inspect(tmp_path / site, site, experiment).training_patients
+    assert list(data.unreadable()) == []
+    if job != "harmofl_camelyon17":  # whose keys are files
+        by_case: dict[str, set[Any]] = {}
+        for key, patient in zip(data.training.keys, data.training_patients, strict=True):
+            by_case.setdefault(key[0], set()).add(patient)
+        assert all(len(patients) == 1 for patients in by_case.values())
+        assert set.union(*by_case.values()) == set(data.training_patients)
+
+
+@pytest.mark.parametrize(
     ("job", "reader"),
     [
         ("harmofl_prostate", {"upper_percentile": 99.0, "slices": "foreground"}),

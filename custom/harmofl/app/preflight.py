@@ -1,0 +1,287 @@
+"""`harmofl preflight`: whether a kit, its machine, its data and a job fit together, before anything starts."""
+
+import os
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+from rich.console import Console
+
+import harmofl
+from harmofl.app import connection, machine
+from harmofl.app.bundle import PACKAGE, components
+from harmofl.app.job import Job, JobError, read_job
+from harmofl.app.kit import Check, Kit, KitError, check_policy, open_kit, read_json
+from harmofl.app.machine import Demand
+from harmofl.data.findings import Finding
+from harmofl.experiment import Experiment
+from harmofl.flare.site import DATA_ROOT_VARIABLE
+from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
+
+Look = Callable[[], Iterable[Check]]
+SHOWN = 20  # findings of a site, errors first; `harmofl check` lists all
+SUBMITTERS = ("lead", "project_admin")
+CONSOLE_STYLES = {"ok": "green", "note": "", "warning": "yellow", "error": "red"}
+
+
+def preflight(kit: Path, job_folder: Path | None, assignments: Sequence[str]) -> int:
+    """Look at everything a start would need and print a line each; nothing is started or registered.
+
+    Args:
+        kit: startup kit of a server, a site or a person.
+        job_folder: the job or bundle that is to run.
+        assignments: `key=value` changes of its experiment.json.
+
+    Returns:
+        1 where a start or the job would fail, else 0.
+
+    Raises:
+        JobError, ExperimentError: a mistake in the command or the job.
+    """
+    opened = open_kit(kit)
+    if assignments and job_folder is None:
+        raise JobError("--set changes a job's settings; name the job with --job")
+    job = read_job(job_folder, assignments) if job_folder else None
+    experiment = _experiment(job)
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    counts: Counter[str] = Counter()
+    for title, look in _sections(opened, job, experiment):
+        console.print(f"\n{title}", style="bold")
+        for check in _guarded(look):
+            counts[check.state] += 1
+            console.print(str(check), style=CONSOLE_STYLES[check.state])
+    again = "; mend the errors, then run preflight again" if counts["error"] else ""
+    console.print(f"\n{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} good{again}")
+    return int(counts["error"] > 0)
+
+
+def _experiment(job: Job | None) -> Experiment | None:
+    """The job's experiment; None without a job, or where its task is the job's own code, which is not run here."""
+    from harmofl.tasks import is_outside
+
+    if job is None or is_outside(str(job.settings.get("task"))):
+        return None
+    return job.resolve(demo=False)
+
+
+def _sections(kit: Kit, job: Job | None, experiment: Experiment | None) -> Iterator[tuple[str, Look]]:
+    """What is looked at for this kind of kit, in the order that it is shown."""
+    yield "kit", lambda: connection.check_files(kit)
+    yield "certificate", lambda: connection.check_certificate(kit)
+    if kit.kind != "admin":
+        yield "processes", lambda: machine.check_running(kit)
+    yield "server", lambda: machine.check_ports(kit) if kit.kind == "server" else connection.check_server(kit)
+    held = 0
+    if kit.kind == "client":
+        checks, held = _data(kit, job, experiment)
+        yield "data", lambda: checks
+        yield "policy", lambda: check_policy(kit)
+    demand = _demand(kit, job, experiment, held) if job and experiment else None
+    if kit.kind == "client":
+        yield "GPU", lambda: machine.check_gpu(kit, demand)
+    if kit.kind == "server":
+        yield "storage", lambda: machine.check_storage(kit)
+    if kit.kind != "admin":
+        yield "memory", lambda: machine.check_memory(kit, demand)
+    yield "disk", lambda: machine.check_disk(kit, demand)
+    yield "versions", lambda: machine.check_installed(kit)
+    if job:
+        yield f"job {job.folder.name}", lambda: _job(kit, job)
+
+
+def _guarded(look: Look) -> Iterator[Check]:
+    """All checks of a section; a file that cannot be read is one of its errors and does not hide the next section."""
+    try:
+        yield from look()
+    except KitError as error:
+        yield Check("error", "files", str(error))
+    except OSError as error:
+        yield Check("error", "files", f"{error.filename or 'a file'}: {error.strerror or error}", "mend its rights")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON of another shape than FLARE's
+        message = f"a file of the kit or the job has another form than expected ({error!r})"
+        yield Check("error", "files", message, "hold it against the one that was handed over")
+
+
+def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[list[Check], int]:
+    """Look for this site's images and, with a job, through them; also how many bytes of them are held in memory."""
+    said = os.environ.get(DATA_ROOT_VARIABLE)
+    origin = DATA_ROOT_VARIABLE if said else "data_root in local/privacy.json"
+    root = said or kit.properties().get("data_root")
+    if not root:
+        mend = f"set {DATA_ROOT_VARIABLE} before start.sh, or data_root in the default scope of local/privacy.json"
+        return [Check("error", "data", f"site {kit.name} has no data root", mend)], 0
+    folder = Path(str(root))
+    problem = _unusable(folder)
+    if problem:
+        return [Check("error", "data", f"{origin}: {root} {problem[0]}", problem[1])], 0
+    checks = [Check("ok", "data", f"data root {root} (from {origin})")]
+    if os.access(folder, os.W_OK):
+        checks.append(Check("note", "data", f"{root} is writable; training only reads it", "mount it read-only"))
+    if job is None:
+        return [*checks, Check("note", "data", "only looked for, not checked", "name the job with --job")], 0
+    if experiment is None or kit.name not in job.sites:
+        why = "the job does not deploy to this site" if experiment else "the job brings its own task"
+        mend = "" if experiment else "read its code, then: harmofl check --allow-code"
+        return [*checks, Check("note", "data", f"not checked: {why}", mend)], 0
+    found, held = _inspected(folder, kit, job, experiment)
+    return [*checks, *found], held
+
+
+def _unusable(folder: Path) -> tuple[str, str] | None:
+    """Why a data root cannot be used, and the mend."""
+    if not folder.is_absolute():
+        return "is a relative path", "give an absolute one"
+    if not folder.is_dir():
+        return "is no folder", "mount it or correct the path"
+    if not os.access(folder, os.R_OK | os.X_OK):
+        return "cannot be read", "give the user that runs start.sh the right to read it"
+    return None
+
+
+def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[list[Check], int]:
+    from harmofl.app.inspection import inspect
+
+    inspection = inspect(root, job, experiment, kit.name)
+    checks = [Check("error", "data", problem) for problem in inspection.problems]
+    held = 0
+    for site in inspection.sites:
+        held += site.report.bytes_held
+        counts = Counter(finding.severity for finding in site.findings)
+        summary = f"{site.folder}: {site.report.summary}; {counts['error']} errors, {counts['warning']} warnings"
+        mend = f"harmofl check {root} --job {job.folder} lists all" if counts["error"] else ""
+        checks.append(Check("note" if counts["error"] else "ok", "data", summary, mend))
+        listed = [finding for finding in site.findings if finding.severity != "notice"][:SHOWN]
+        checks += [Check(_state(found), found.subject, found.message, found.mend) for found in listed]
+    return checks, held
+
+
+def _state(finding: Finding) -> Literal["error", "warning"]:
+    return "error" if finding.severity == "error" else "warning"
+
+
+def _demand(kit: Kit, job: Job, experiment: Experiment, images: int) -> Demand:
+    import torch
+
+    from harmofl.app.costs import PROCESS_BYTES, training_bytes
+    from harmofl.flare.participant import MOST_WORKERS
+    from harmofl.tasks import load_task, untrained_network
+
+    task, data = load_task(experiment), experiment.data
+    training = training_bytes(experiment)  # first: it says in a line what is wrong with a network
+    with torch.device("meta"):
+        network = untrained_network(experiment)
+    asked = job.meta.get("resource_spec")
+    site = asked.get(kit.name) if isinstance(asked, dict) else None
+    return Demand(
+        model=sum(tensor.numel() * tensor.element_size() for tensor in network.state_dict().values()),
+        training=training,
+        process=PROCESS_BYTES,
+        images=images,
+        batch=experiment.training.batch_size * task.in_channels * data.height * data.width * 4,
+        workers=min(MOST_WORKERS, torch.get_num_threads()) if task.decodes_on_access else 0,
+        resources=site if isinstance(site, dict) else {},
+    )
+
+
+def _job(kit: Kit, job: Job) -> Iterator[Check]:
+    """Hold the job against this kit: its sites, the submitter's and the site's rights, the code it was made with."""
+    name = {"server": SERVER, "client": kit.name}.get(kit.kind)
+    app = next((app for app, names in job.meta["deploy_map"].items() if name in names), None)
+    if kit.kind == "client":
+        sites = ", ".join(job.sites)
+        if app is None:
+            yield Check("error", META, f"deploys to {sites}, not to {kit.name}", "ask the lead to add this site")
+        else:
+            yield Check("ok", META, f"deploys to this site, of {sites}")
+        scopes = [scope.get("name") for scope in kit.scopes()]
+        asked = job.meta.get("scope")
+        if asked and asked not in scopes:
+            message = f"the job's privacy scope {asked} is none of this site's ({', '.join(map(str, scopes))})"
+            yield Check("error", META, message, "add it to local/privacy.json, or ask the lead to leave it out")
+    if kit.kind == "admin":
+        role = connection.certificate_role(kit)
+        refused = "" if role in SUBMITTERS else "let a lead submit the job"
+        yield Check("error" if refused else "ok", kit.name, f"role {role} may {'not ' * bool(refused)}submit", refused)
+    else:
+        yield from _rights(kit, job, app or job.apps[0])
+    yield from _manifest(kit, job)
+
+
+def _rights(kit: Kit, job: Job, app: str) -> Iterator[Check]:
+    """Ask FLARE's own policy whether a job with code may run here, or the classes of one without."""
+    if any((job.folder / app / "custom").exists() for app in job.apps):
+        from nvflare.fuel.sec.authz import AuthzContext, Person
+        from nvflare.security.security import FLAuthorizer
+
+        path = kit.local_file("authorization.json")
+        lead = Person("lead", "another", "lead")
+        try:
+            allowed, _ = FLAuthorizer("here", read_json(path)).authorize(AuthzContext("byoc", lead, lead))
+        except (SyntaxError, TypeError) as error:
+            yield Check("error", path.name, f"FLARE refuses it ({error})", "start from authorization.json.default")
+            return
+        if allowed:
+            yield Check("ok", path.name, "a lead may bring code (BYOC), as this job does")
+        else:
+            mend = "ask the lead for `harmofl bundle --preinstalled`, or allow byoc"
+            yield Check("error", path.name, "this job brings code (BYOC), which is not allowed here to a lead", mend)
+        return
+    from nvflare.apis.fl_exception import UnsafeComponentError
+    from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
+
+    path = kit.local_file("resources.json")
+    place = SimpleNamespace(get_resources_file_path=lambda: str(path))
+    refused = []
+    for component in components(read_json(job.folder / app / "config" / f"config_fed_{kit.kind}.json")):
+        try:
+            ComponentPathAuthorizer().authorize_component_config(component, workspace=place)
+        except UnsafeComponentError as error:
+            refused.append(
+                f"{component['path']} ({error})" if "not in allow_list" not in str(error) else component["path"]
+            )
+    if refused:
+        mend = "add them, keeping the rest of resources.json.default (provisioning/site/prepare_kit.py does it)"
+        yield Check("error", path.name, f"class_allow_list lacks {', '.join(refused)}", mend)
+    else:
+        yield Check("ok", path.name, "the job brings no code, and its classes are on the class_allow_list")
+
+
+def _manifest(kit: Kit, job: Job) -> Iterator[Check]:
+    """Hold a bundle against its manifest, and the installed package against the copy that it wins over."""
+    app = job.apps[0]
+    path = job.folder / app / "config" / MANIFEST
+    if not path.exists():
+        yield Check("note", job.folder.name, "is no bundle, so its code was not compared", "harmofl bundle makes one")
+        return
+    manifest = read_json(path)
+    files: dict[str, str] = manifest.get("files", {})
+    here = digests(job.folder)
+    edited = sorted(name for name in {*files, *here} if files.get(name) != here.get(name))
+    if edited:
+        yield Check("error", MANIFEST, f"does not fit {_some(edited)}", "ask the lead for the bundle as it was made")
+    else:
+        yield Check("ok", MANIFEST, f"fits all {len(files)} files of the bundle")
+    if kit.kind == "admin":
+        return
+    if manifest.get("harmofl") != harmofl.__version__:
+        message = f"the bundle was made with {manifest.get('harmofl')}, {harmofl.__version__} is installed and wins"
+        yield Check("error", "harmofl", message, f"install harmofl {manifest.get('harmofl')} here")
+    code = f"{app}/custom/{PACKAGE.name}/"
+    bundled = {name.removeprefix(code): value for name, value in files.items() if name.startswith(code)}
+    other = sorted(name for name, value in bundled.items() if _installed(name) != value)
+    if other:
+        message = f"the installed package wins over the bundled copy and differs in {_some(other)}"
+        yield Check("error", "harmofl", message, f"install commit {manifest.get('commit') or 'of the bundle'} here")
+    elif bundled:
+        yield Check("ok", "harmofl", f"the installed package is the bundled one, {len(bundled)} files")
+
+
+def _installed(name: str) -> str:
+    return sha256(PACKAGE / name) if (PACKAGE / name).is_file() else ""
+
+
+def _some(names: Sequence[str]) -> str:
+    more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+    return ", ".join(names[:3]) + more

@@ -1,0 +1,46 @@
+"""`harmofl resume`: a copy of a submitted job that goes on from the checkpoint of the job that ended."""
+
+import json
+import sys
+from pathlib import Path
+
+from harmofl.app.job import JobError, read_job
+from harmofl.app.session import connected
+from harmofl.flare.server_run import JOB_ID
+
+
+def resume(job_folder: Path, job_id: str, *, output: Path, kit: Path | None) -> int:
+    """Write a job equal to `job_folder` but for the checkpoint it begins with, and submit it where a kit is given.
+
+    Args:
+        job_folder: the job or bundle that was submitted as `job_id`; other settings would be refused by the server.
+        job_id: as FLARE gave it to the job that ended.
+        output: receives a folder of the job's name.
+        kit: of the user who submits.
+
+    Returns:
+        0.
+
+    Raises:
+        JobError, ExperimentError: a mistake in the command or the job.
+    """
+    if not JOB_ID.fullmatch(job_id):
+        raise JobError(f"{job_id!r} is no job id; `nvflare job list` names them")
+    job = read_job(job_folder, [f"federation.resume_from={json.dumps(job_id)}"])
+    target = output / job.folder.name
+    if target.exists():
+        raise JobError(f"{target}: is there already; name another folder with -o")
+    output.mkdir(parents=True, exist_ok=True)
+    job.copy_to(output)
+    say(f"{target} goes on from job {job_id}")
+    if kit is None:
+        say(f"submit it: nvflare job submit -j {target} --startup-kit KIT")
+        return 0
+    with connected(kit) as session:
+        say(f"submitted as job {session.submit_job(str(target.absolute()))}")
+    return 0
+
+
+def say(line: str) -> None:
+    """One line for the operator."""
+    sys.stdout.write(f"harmofl resume: {line}\n")

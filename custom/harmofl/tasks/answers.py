@@ -1,0 +1,80 @@
+"""What a task answers about a site: its data, the scores of a split, a report on its folder."""
+
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from torch.utils.data import Dataset
+
+if TYPE_CHECKING:
+    from harmofl.core.classification import Estimate
+    from harmofl.data.findings import Finding
+
+
+@dataclass
+class SiteData:
+    """What a site's folder gives a task: a training set, what is scored, and what was found on the way.
+
+    `cases` counts by training, validation and test what the task calls a case; `skipped` counts by code what is
+    not used so far. Both leave the site; `findings`, and those met only later, which name files, do not.
+    `training_patients` tells for each training item whose it is: how many differ decides whether an amplitude may be
+    sent, and each patient's part is clipped where the site adds noise to it. `unreadable` names the training items that
+    were found so far to be another's in their place.
+    """
+
+    training: "Dataset[Any]"
+    validation: Any
+    test: Any
+    findings: "list[Finding]"
+    cases: dict[str, int]
+    skipped: Callable[[], dict[str, int]]
+    training_patients: Sequence[Hashable]
+    late_findings: "Callable[[], list[Finding]]" = list
+    unreadable: Callable[[], Sequence[int]] = tuple
+
+    @property
+    def patient_count(self) -> int:
+        """Number of patients with a training item."""
+        return len(set(self.training_patients))
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """Scores of one split; no case is named.
+
+    Attributes:
+        key_score: the number that picks the best round; None where it is undefined.
+        scores: by name one number a case, NaN where undefined.
+        pooled: by name one number over all images of the split, where a score is no mean over cases.
+    """
+
+    key_score: float | None
+    scores: dict[str, list[float]]
+    pooled: "dict[str, Estimate]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class FolderReport:
+    """What a site's folder holds, for a person; it stays at the site.
+
+    Attributes:
+        columns: headings of the table.
+        rows: the table, one row a case or group of cases.
+        summary: one line below it.
+        findings: about files, cases and the split.
+        training_images: images of one epoch.
+        validation_images: images scored in every round.
+        training_patients: patients behind the amplitude.
+        bytes_held: decoded images kept in memory.
+        pixels: by case the height and width in mm of a pixel at the experiment's size, where the files tell.
+    """
+
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    summary: str
+    findings: "tuple[Finding, ...]"
+    training_images: int
+    validation_images: int
+    training_patients: int
+    bytes_held: int
+    pixels: dict[str, tuple[float, float]] = field(default_factory=dict)

@@ -1,0 +1,246 @@
+#!/usr/bin/env python3
+"""Set up a startup kit for HarmoFL: write local/*.json from the templates beside this file.
+
+    python provisioning/site/prepare_kit.py KIT --data-root DIR                a hospital
+    python provisioning/site/prepare_kit.py KIT --data-root DIR --preinstalled one that runs no code of a job
+    python provisioning/site/prepare_kit.py KIT                                the server
+
+Needs Python 3.10 or later and nothing else. Touches nothing in startup/, which is signed, and replaces no file that
+says something else unless told to. Run it where the kit will stay: it writes absolute paths.
+"""
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+TEMPLATES = Path(__file__).resolve().parent
+# where FLARE's server keeps jobs and snapshots by default: shared by all servers of a machine, lost at reboot
+TEMPORARY_STORAGE = Path("/tmp/nvflare")
+JOB_STORAGE = "jobs-storage"
+SNAPSHOT_STORAGE = "snapshot-storage"
+
+Settings = dict[str, Any]
+
+
+class KitError(Exception):
+    """A kit cannot be set up as asked; the message says what is wrong and what to do."""
+
+
+class Noise(NamedTuple):
+    """Noise on the amplitude that leaves a site: patients are clipped to `clip`, the sum is (epsilon, delta)."""
+
+    clip: float
+    epsilon: float
+    delta: float
+
+
+def prepare_kit(
+    kit: Path,
+    *,
+    data_root: Path | None = None,
+    preinstalled: bool = False,
+    noise: Noise | None = None,
+    storage: Path | None = None,
+    in_container: bool = False,
+    force: bool = False,
+) -> list[Path]:
+    """Write local/{privacy,authorization,resources,log_config}.json of a site's kit; the server's has no privacy.json.
+
+    Doing it again with the same arguments changes nothing.
+
+    Args:
+        kit: folder with startup/ and local/.
+        data_root: absolute folder of this site's images; for a site only.
+        preinstalled: refuse jobs that bring code; the package has to be installed here.
+        noise: put noise on the amplitude that leaves this site.
+        storage: absolute folder for the server's jobs and snapshots (default: the kit).
+        in_container: data_root is a path inside the job's container, not of this machine.
+        force: replace files that say something else.
+
+    Returns:
+        The files that were written, without those that were right already.
+
+    Raises:
+        KitError: no kit of a site or server, an unusable folder, or a file that was edited; then nothing is written.
+    """
+    kit = kit.resolve()
+    if _is_server(kit):
+        if data_root is not None or noise is not None or in_container:
+            raise KitError(f"{kit.name} is the server's kit: it has no images, so no data root and no noise")
+        files = _server_files(kit, preinstalled, storage)
+    else:
+        if storage is not None:
+            raise KitError(f"{kit.name} is a site's kit: job storage belongs to the server")
+        files = _site_files(kit, _checked_root(kit.name, data_root, in_container), preinstalled, noise)
+    texts = {kit / "local" / name: json.dumps(settings, indent=2) + "\n" for name, settings in files.items()}
+    changed = {path: text for path, text in texts.items() if not _says(path, text)}
+    edited = [f"local/{path.name}" for path in changed if path.exists()]
+    if edited and not force:
+        raise KitError(
+            f"{kit.name}: {', '.join(edited)} would change; compare, keep what is yours, then say --force to replace"
+        )
+    for path, text in changed.items():
+        _write(path, text)
+    return list(changed)
+
+
+def _is_server(kit: Path) -> bool:
+    if not (kit / "startup").is_dir() or not (kit / "local").is_dir():
+        raise KitError(f"{kit} is no startup kit: it needs the folders startup and local")
+    if (kit / "startup" / "fed_admin.json").exists():
+        raise KitError(f"{kit.name} is the kit of a person: nothing to set up, use it as it is")
+    server = (kit / "startup" / "fed_server.json").exists()
+    if not server and not (kit / "startup" / "fed_client.json").exists():
+        raise KitError(f"{kit} is no startup kit: startup has neither fed_client.json nor fed_server.json")
+    return server
+
+
+def _checked_root(site: str, data_root: Path | None, in_container: bool) -> str:
+    if data_root is None:
+        raise KitError(f"{site}: say where the images are: --data-root DIR")
+    if not data_root.is_absolute():
+        raise KitError(f"{site}: data root {data_root} is a relative path; give an absolute one")
+    if not in_container and not data_root.is_dir():
+        raise KitError(f"{site}: data root {data_root} is no folder here (a path inside a container: --in-container)")
+    if not in_container and not os.access(data_root, os.R_OK | os.X_OK):
+        raise KitError(f"{site}: data root {data_root} cannot be read by this user")
+    return str(data_root)
+
+
+def _site_files(kit: Path, data_root: str, preinstalled: bool, noise: Noise | None) -> dict[str, Settings]:
+    privacy = _template("privacy.json" if noise is None else "privacy_with_noise.json")
+    properties = privacy["scopes"][0]["properties"]
+    properties["data_root"] = data_root
+    if noise is not None:
+        if noise.clip <= 0 or noise.epsilon <= 0 or not 0 < noise.delta < 1:
+            raise KitError(f"{kit.name}: noise needs CLIP and EPSILON above 0 and DELTA between 0 and 1")
+        properties["amplitude_noise"] = noise._asdict()
+    resources = _laid_over(_default_resources(kit), _template("resources_additions_site.json"))
+    return {"privacy.json": privacy, **_common_files(preinstalled), "resources.json": resources}
+
+
+def _server_files(kit: Path, preinstalled: bool, storage: Path | None) -> dict[str, Settings]:
+    if storage is not None and not storage.is_absolute():
+        raise KitError(f"server: storage {storage} is a relative path; give an absolute one")
+    resources = _laid_over(_default_resources(kit), _template("resources_additions_server.json"))
+    _store_outside_tmp(resources, storage, kit)
+    return {**_common_files(preinstalled), "resources.json": resources}
+
+
+def _common_files(preinstalled: bool) -> dict[str, Settings]:
+    policy = "authorization_preinstalled.json" if preinstalled else "authorization_byoc.json"
+    return {"authorization.json": _template(policy), "log_config.json": _template("log_config.json")}
+
+
+def _store_outside_tmp(resources: Settings, storage: Path | None, kit: Path) -> None:
+    """Move job and snapshot storage; paths that a container's kit has already been given stay."""
+    try:
+        snapshots = resources["snapshot_persistor"]["args"]["storage"]["args"]
+        jobs = next(part["args"] for part in resources["components"] if part["id"] == "job_manager")
+        places = [(snapshots, "root_dir", SNAPSHOT_STORAGE), (jobs, "uri_root", JOB_STORAGE)]
+        for settings, key, folder in places:
+            if storage is not None or Path(settings[key]).is_relative_to(TEMPORARY_STORAGE):
+                settings[key] = str((storage or kit) / folder)
+    except (KeyError, TypeError, StopIteration):
+        raise KitError(
+            f"{kit.name}: local/resources.json.default lacks the job_manager or snapshot_persistor of FLARE 2.9"
+        ) from None
+
+
+def _laid_over(settings: Settings, additions: Settings) -> Settings:
+    """`settings` with the entries of `additions`: lists grow, everything else is replaced."""
+    merged = dict(settings)
+    for key, value in additions.items():
+        old = merged.get(key)
+        if isinstance(value, list) and isinstance(old, list):
+            merged[key] = old + [entry for entry in value if entry not in old]
+        else:
+            merged[key] = value
+    return merged
+
+
+def _default_resources(kit: Path) -> Settings:
+    return _read(kit / "local" / "resources.json.default")
+
+
+def _template(name: str) -> Settings:
+    return _read(TEMPLATES / name)
+
+
+def _read(path: Path) -> Settings:
+    try:
+        settings = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise KitError(f"{path} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise KitError(f"{path} is no JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise KitError(f"{path} holds no JSON object")
+    return settings
+
+
+def _says(path: Path, text: str) -> bool:
+    """True where the file says the same, whatever its layout."""
+    try:
+        return bool(json.loads(path.read_text(encoding="utf-8")) == json.loads(text))
+    except (OSError, ValueError):
+        return False
+
+
+def _write(path: Path, text: str) -> None:
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)  # a running site may read at any time
+    except OSError as error:
+        raise KitError(f"{path} cannot be written: {error.strerror}") from None
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Set up one kit; returns 0, or 2 where it cannot be done, with one line that says why."""
+    options = _parser().parse_args(argv)
+    try:
+        written = prepare_kit(
+            options.kit,
+            data_root=options.data_root,
+            preinstalled=options.preinstalled,
+            noise=Noise(*options.noise) if options.noise else None,
+            storage=options.storage,
+            in_container=options.in_container,
+            force=options.force,
+        )
+    except KitError as error:
+        sys.stderr.write(f"prepare_kit: {error}\n")
+        return 2
+    for path in written:
+        sys.stdout.write(f"wrote {path}\n")
+    sys.stdout.write("restart a running site for this to hold\n" if written else "nothing to change\n")
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description="Set up the startup kit of a site or the server for HarmoFL.")
+    parser.add_argument("kit", type=Path, metavar="KIT", help="folder with startup and local")
+    parser.add_argument("--data-root", type=Path, metavar="DIR", help="absolute folder of this site's images")
+    parser.add_argument(
+        "--in-container", action="store_true", help="DIR is a path inside the container of a job: do not look for it"
+    )
+    parser.add_argument("--preinstalled", action="store_true", help="refuse jobs that bring their own code")
+    parser.add_argument(
+        "--noise",
+        type=float,
+        nargs=3,
+        metavar=("CLIP", "EPSILON", "DELTA"),
+        help="noise on the amplitude that leaves this site, for example 5 1 1e-5",
+    )
+    parser.add_argument("--storage", type=Path, metavar="DIR", help="server: absolute folder for jobs (default: KIT)")
+    parser.add_argument("--force", action="store_true", help="replace files that say something else")
+    return parser
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,136 @@
+"""What lets a job be resumed and watched: the server's store, the checkpoint that a job names, progress, failure."""
+
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from harmofl.experiment import ExperimentError
+from harmofl.flare.live import FAILURE_FILE, note_failure, progress, seconds_left
+from harmofl.flare.persistor import keep_if_best, save_model_file
+from harmofl.flare.record import close_round
+from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, checkpoint_path
+from harmofl.flare.state import Checkpoint, StateError
+
+JOB = "6f84c8d9-90d2-404a-9d40-a8408d110832"
+OTHER = "11111111-2222-3333-4444-555555555555"
+
+
+@pytest.fixture
+def stored(make_run, tmp_path: Path):
+    """A run at a real server, which keeps checkpoints below `runs`."""
+    run = make_run({"federation.rounds": 5})
+    run.store = tmp_path / "runs" / JOB
+    return run
+
+
+def test_every_model_file_is_kept_beyond_the_job(stored, weights) -> None:
+    save_model_file(weights, stored, 3, stored.folder / FINAL_MODEL)
+    keep_if_best(stored, 0.5, 1, weights)
+    for name in (FINAL_MODEL, BEST_MODEL):
+        assert (stored.store / name).read_bytes() == (stored.folder / name).read_bytes()
+    assert sorted(path.name for path in stored.store.iterdir()) == sorted([FINAL_MODEL, BEST_MODEL])
+    kept = Checkpoint.load(checkpoint_path(JOB, stored.store.with_name(OTHER)))
+    assert kept.next_round == 3 and kept.run_id == stored.run_id
+
+
+@pytest.mark.parametrize(("score", "kept"), [(0.6, True), (0.5, False), (0.4, False), (None, False)])
+def test_only_a_better_score_replaces_the_best_model(stored, weights, score, kept) -> None:
+    keep_if_best(stored, 0.5, 1, weights)
+    before = (stored.folder / BEST_MODEL).read_bytes()
+    keep_if_best(stored, score, 2, {**weights, "w": weights["w"] + 1})
+    assert (stored.best_round, stored.best_score) == ((2, score) if kept else (1, 0.5))
+    assert ((stored.folder / BEST_MODEL).read_bytes() != before) == kept
+
+
+def test_the_untrained_model_is_no_best_model(stored, weights) -> None:
+    keep_if_best(stored, 0.9, -1, weights)
+    assert stored.best_round is None and not (stored.folder / BEST_MODEL).exists()
+
+
+def test_in_simulation_a_job_names_a_file_and_nothing_is_stored(make_run, weights, tmp_path: Path) -> None:
+    run = make_run()
+    save_model_file(weights, run, 1, run.folder / FINAL_MODEL)
+    assert not (tmp_path / "runs").exists()
+    assert checkpoint_path("/anywhere/FL_global_model.pt", None) == Path("/anywhere/FL_global_model.pt")
+
+
+@pytest.mark.parametrize("name", ["/etc/passwd", "../../other", "FL_global_model.pt", "a b", ""])
+def test_a_job_chooses_no_path_at_a_real_server(tmp_path: Path, name: str) -> None:
+    with pytest.raises(ExperimentError, match="is no job id"):
+        checkpoint_path(name, tmp_path / "runs" / JOB)
+
+
+def test_a_job_that_left_no_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match=f"job {OTHER} left no checkpoint.*submit it as a new job"):
+        checkpoint_path(OTHER, tmp_path / "runs" / JOB)
+
+
+def test_progress_names_the_worst_site_and_only_rounds_of_this_job(stored, numbers) -> None:
+    stored.start_round = 1
+    for site, score in (("A", 0.5), ("B", 0.25), ("C", None)):
+        stored.numbers[site] = {**numbers, "validation": score}
+    close_round(stored, 0, ["A", "B", "C"])
+    stored.refused["C"] = "internal_error: see its log"
+    close_round(stored, 1, ["A", "B"])
+    stored.waiting = {"B", "A"}
+    told = progress(stored)
+    assert [closed["round"] for closed in told["closed"]] == [1]
+    assert told["closed"][0] == {
+        "round": 1,
+        "accepted": ["A", "B"],
+        "refused": {"C": "internal_error: see its log"},
+        "mean": 0.375,
+        "worst": ["B", 0.25],
+    }
+    assert told["waiting_for"] == ["A", "B"] and told["sites"] == ["A", "B", "C"]
+
+
+def test_time_left_goes_by_the_pace_of_the_rounds_that_closed(stored) -> None:
+    assert seconds_left(stored) is None
+    now = time.monotonic()
+    stored.started, stored.closed = now - 20, [now - 10, now]
+    # two rounds took 20 s, three are left
+    assert seconds_left(stored) == pytest.approx(30, abs=1)
+    stored.start_round = 3  # then none is left
+    assert seconds_left(stored) == 0
+
+
+def test_the_first_reason_of_a_failure_is_kept(tmp_path: Path) -> None:
+    note_failure(tmp_path, "round 1: 2 of 3 sites accepted")
+    note_failure(tmp_path, "stopped")
+    assert (tmp_path / FAILURE_FILE).read_text() == "round 1: 2 of 3 sites accepted\n"
+
+
+def test_sites_that_did_not_answer_are_named(stored) -> None:
+    stored.waiting = {"C", "A"}
+    assert stored.waited_for() == " while it waited for A, C"
+    stored.waiting = set()
+    assert stored.waited_for() == ""
+
+
+def test_what_was_sent_adds_up_by_kind(stored) -> None:
+    stored.count_bytes("A", {"weights": 100, "numbers": 7})
+    stored.count_bytes("A", {"weights": 100, "amplitude": 8})
+    assert stored.bytes_sent == {"A": {"weights": 200, "numbers": 7, "amplitude": 8}}
+    assert stored.last_bytes == {"A": 108}
+
+
+def test_a_checkpoint_hands_on_what_the_sites_said_about_noise(stored, weights) -> None:
+    said = {"mechanism": "analytic_gaussian", "epsilon": 1.0, "delta": 1e-5, "clip": 5.0, "patients": 6, "sigma": 6.2}
+    stored.amplitude_noise = {"A": said}
+    save_model_file(weights, stored, 1, stored.folder / FINAL_MODEL)
+    resumed = type(stored)(stored.experiment, False, stored.folder, stored.expected)
+    resumed.continue_from(Checkpoint.load(stored.folder / FINAL_MODEL))
+    assert resumed.amplitude_noise == {"A": said} and resumed.start_round == 1
+    assert np.array_equal(Checkpoint.load(stored.folder / FINAL_MODEL).model["w"].numpy(), weights["w"])
+
+
+def test_a_checkpoint_of_another_experiment_is_refused(stored, weights) -> None:
+    save_model_file(weights, stored, 1, stored.folder / FINAL_MODEL)
+    other = type(stored)(
+        stored.experiment.model_copy(update={"seed": stored.experiment.seed + 1}), False, stored.folder, ["A"]
+    )
+    with pytest.raises(ExperimentError, match="the checkpoint was made by experiment .* use equal settings"):
+        other.continue_from(Checkpoint.load(stored.folder / FINAL_MODEL))
