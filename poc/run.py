@@ -5,7 +5,8 @@
     python poc/run.py --data /data jobs/harmofl_nuclei         a folder a site below /data, full settings
 
 Everything is below one folder, the home folder of FLARE's commands included; whatever happens, all processes are
-stopped. Exit code 0 where the job completed with every site in every round, else 1, 2 for a mistake in the command.
+stopped. Exit code 0 where the job completed with every site in every round, else 1, 2 for a mistake in the command or
+the job.
 """
 
 import argparse
@@ -14,43 +15,47 @@ import os
 import shutil
 import signal
 import socket
-import subprocess
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
+from typing import Any
 
 import psutil
 import yaml
 
 ROOT = Path(__file__).resolve().parents[1]
 PROVISIONING = ROOT / "provisioning"
-sys.path.insert(0, str(PROVISIONING / "site"))
+sys.path[:0] = [str(Path(__file__).resolve().parent), str(PROVISIONING / "site")]
 
+from commands import Commands, RehearsalError, processes_of  # noqa: E402
 from prepare_kit import KitError, prepare_kit  # noqa: E402
 
+from harmofl.app.job import Job, JobError, read_job  # noqa: E402
+from harmofl.experiment import ExperimentError  # noqa: E402
+
 MARK = "poc_workspace.txt"  # a folder that holds it may be replaced
-
-
-class RehearsalError(Exception):
-    """Why the rehearsal cannot go on, in one line."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+STOPPING = 60.0  # seconds for FLARE's own stop, then 15 for what it told to end
 
 
 class Rehearsal:
     """One run below `folder`."""
 
-    def __init__(self, folder: Path, job: Path, port: int) -> None:
+    def __init__(self, folder: Path, job: Job, port: int) -> None:
         """Empty the folder and lay out what FLARE needs."""
-        self.folder, self.job, self.port = folder, job, port
+        self.folder, self.job, self.port = folder, job.folder, port
         self.project = yaml.safe_load((PROVISIONING / "project.yml").read_text(encoding="utf-8"))
-        self.sites = _sites_of(job, self.project)
+        self.sites = job.sites
+        self.started = False
+        _add_sites(self.project, self.sites)
         self.kits = folder / "poc" / self.project["name"] / "prod_00"
         self.lead = self.kits / next(who["name"] for who in self.project["participants"] if who.get("role") == "lead")
         if folder.exists():
             shutil.rmtree(folder)
-        for name in ("home", "poc"):
-            (folder / name).mkdir(parents=True)
+        (folder / "poc").mkdir(parents=True)
+        self.commands = Commands(folder, _environment(len(self.sites)))
         (folder / MARK).write_text("made by poc/run.py, replaced by its next run\n", encoding="utf-8")
 
     def run(self, data: Path | None, assignments: Sequence[str]) -> None:
@@ -64,28 +69,36 @@ class Rehearsal:
         demo = ["--demo"] if data is None else []
         self._harmofl("bundle", str(self.job), "-o", str(self.folder / "dist"), *demo, *settings)
         say("starting the server and every site")
+        self.started = True
         self._flare("poc", "start", "--timeout", "120")
         bundle, results = self.folder / "dist" / self.job.name, self.folder / "results"
-        answer = self._flare("--format", "json", "job", "submit", "-j", str(bundle), "--startup-kit", str(self.lead))
-        job_id = json.loads(answer[answer.index("{") :])["data"]["job_id"]
+        job_id = self._submit(bundle)
         say(f"submitted by {self.lead.name} as job {job_id}")
         self._harmofl("watch", str(self.lead), job_id, "-o", str(results))
         self._judge(results / job_id / "workspace" / "app_server")
 
     def stop(self) -> None:
-        """Stop server and sites, by FLARE's command and then whoever is left."""
-        if not self.kits.is_dir():
-            return
+        """Stop server and sites, by FLARE's command where it started them, and then whoever is left."""
         say("stopping")
+        if self.started:
+            try:
+                self._flare("poc", "stop", patience=STOPPING)
+            except RehearsalError as error:
+                say(str(error))
+            psutil.wait_procs(processes_of(self.folder), timeout=15)
+        self.commands.end_all()
+
+    def _submit(self, bundle: Path) -> str:
+        """Submit as the lead and return the job's id.
+
+        Raises:
+            RehearsalError: FLARE gave none.
+        """
+        answer = self._flare("job", "submit", "-j", str(bundle), "--startup-kit", str(self.lead), as_json=True)
         try:
-            self._flare("poc", "stop")
-        except (RehearsalError, subprocess.TimeoutExpired) as error:
-            say(f"nvflare poc stop: {error}")
-        left = _processes_of(self.kits)
-        _, left = psutil.wait_procs(left, timeout=15)
-        for process in left:
-            process.kill()
-        psutil.wait_procs(left, timeout=5)
+            return str(json.loads(answer[answer.index("{") :])["data"]["job_id"])
+        except (ValueError, KeyError, TypeError):
+            raise RehearsalError(f"nvflare job submit gave no job id: {' '.join(answer.split())[-300:]}") from None
 
     def _prepare(self, data: Path | None) -> None:
         for entry in self.project["participants"]:
@@ -123,77 +136,67 @@ class Rehearsal:
         if gaps:
             raise RehearsalError(f"{', '.join(sorted(gaps))} did not take part in every round; the report says why")
 
-    def _flare(self, *arguments: str) -> str:
-        return self._execute([sys.executable, "-m", "nvflare.cli", *arguments], quiet=True)
+    def _flare(
+        self, group: str, command: str, *arguments: str, as_json: bool = False, patience: float | None = None
+    ) -> str:
+        form = ["--format", "json"] if as_json else []
+        words = [sys.executable, "-m", "nvflare.cli", *form, group, command, *arguments]
+        return self.commands.run(words, f"nvflare {group} {command}", quiet=True, patience=patience)
 
-    def _harmofl(self, *arguments: str) -> str:
-        return self._execute([str(Path(sys.executable).with_name("harmofl")), *arguments], quiet=False)
-
-    def _execute(self, command: Sequence[str], *, quiet: bool) -> str:
-        """Run a command to its end; what it prints is shown unless it is one of FLARE's and succeeds."""
-        lines = []
-        with subprocess.Popen(
-            command,
-            env=self._environment(),
-            cwd=self.folder,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                lines.append(line)
-                if not quiet:
-                    sys.stdout.write(line)
-                    sys.stdout.flush()
-        if process.returncode:
-            if quiet:
-                sys.stdout.write("".join(lines[-15:]))
-            raise RehearsalError(f"{' '.join(Path(command[0]).name.split())} {' '.join(command[1:4])} failed")
-        return "".join(lines)
-
-    def _environment(self) -> dict[str, str]:
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("HARMOFL_")}
-        # the kits' scripts call python3; all sites share this machine's cores; the builder is found by PYTHONPATH
-        path = f"{Path(sys.executable).parent}:{kept.get('PATH', '')}"
-        threads = str(max(1, (os.cpu_count() or 2) // (len(self.sites) + 1)))
-        own = {
-            "HOME": str(self.folder / "home"),
-            "PATH": path,
-            "PYTHONPATH": f"{PROVISIONING / 'builders'}:{kept.get('PYTHONPATH', '')}",
-            "OMP_NUM_THREADS": kept.get("OMP_NUM_THREADS", threads),
-        }
-        return {**kept, **own}
+    def _harmofl(self, command: str, *arguments: str) -> str:
+        words = [str(Path(sys.executable).with_name("harmofl")), command, *arguments]
+        return self.commands.run(words, f"harmofl {command}", quiet=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run it and say how long it took."""
     options = _parser().parse_args(argv)
     started = time.monotonic()
+    os.umask(0o077)  # private keys, the authority's among them, are written by FLARE as the umask lets it
     try:
+        job = read_job(options.job, options.assignments, demo=options.demo)
+        _check_data(options.data)
         port = _usable_port(options.port)
-        rehearsal = Rehearsal(_usable_folder(options.workspace), _job_folder(options.job), port)
-    except RehearsalError as error:
+        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port)
+    except (RehearsalError, JobError, ExperimentError) as error:
         sys.stderr.write(f"poc: {error}\n")
         return 2
-    held = [signal.signal(number, _interrupt) for number in (signal.SIGTERM, signal.SIGHUP)]
-    try:
-        rehearsal.run(options.data.absolute() if options.data else None, options.assignments)
-        failure = None
-    except (RehearsalError, KitError, OSError, KeyError, ValueError) as error:
-        failure = str(error)
-    except KeyboardInterrupt:
-        failure = "interrupted"
-    finally:
-        rehearsal.stop()
-        for number, handler in zip((signal.SIGTERM, signal.SIGHUP), held, strict=True):
-            signal.signal(number, handler)
+    except OSError as error:
+        sys.stderr.write(f"poc: --workspace {options.workspace}: cannot be used ({error.strerror})\n")
+        return 2
+    for number in SIGNALS:
+        signal.signal(number, _interrupt)
+    failure = _failure(rehearsal, options)
+    rehearsal.stop()
     say(
         f"{'failed: ' + failure if failure else 'completed, every site in every round'}"
         f" ({time.monotonic() - started:.0f} s)"
     )
     return int(failure is not None)
+
+
+def _failure(rehearsal: Rehearsal, options: argparse.Namespace) -> str | None:
+    """Run and tell why it failed; from the end of it on nothing interrupts the stopping."""
+    try:
+        try:
+            rehearsal.run(options.data.absolute() if options.data else None, options.assignments)
+        finally:
+            _ignore_signals()
+    except KeyboardInterrupt:
+        return "interrupted"
+    except (RehearsalError, KitError, OSError, KeyError, ValueError) as error:
+        return str(error)
+    return None
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    _ignore_signals()  # the second one would interrupt the stopping
+    raise KeyboardInterrupt
+
+
+def _ignore_signals() -> None:
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)
 
 
 def say(line: str) -> None:
@@ -256,39 +259,33 @@ def _usable_folder(folder: Path) -> Path:
     folder = folder.absolute()
     if folder.exists() and not (folder / MARK).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise RehearsalError(f"--workspace {folder}: is there and no workspace of this script; name another folder")
-    if _processes_of(folder):
+    if processes_of(folder):
         raise RehearsalError(f"--workspace {folder}: another rehearsal is running there; name another folder")
     return folder
 
 
-def _job_folder(job: Path) -> Path:
-    if not (job / "meta.json").is_file():
-        raise RehearsalError(f"{job}: no job folder; name one such as jobs/harmofl_prostate")
-    return job.resolve()
+def _check_data(data: Path | None) -> None:
+    if data is not None and not data.is_dir():
+        raise RehearsalError(f"--data {data}: is no folder; name the one that holds a folder for each site")
 
 
-def _sites_of(job: Path, project: dict) -> list[str]:
-    deploy_map = json.loads((job / "meta.json").read_text(encoding="utf-8"))["deploy_map"]
+def _add_sites(project: dict[str, Any], sites: Sequence[str]) -> None:
     known = {who["name"] for who in project["participants"] if who["type"] == "client"}
-    sites = [name for names in deploy_map.values() for name in names if name != "server"]
     project["participants"] += [
         {"name": site, "type": "client", "org": "hospital"} for site in sites if site not in known
     ]
-    return sites
 
 
-def _processes_of(folder: Path) -> list[psutil.Process]:
-    """Processes whose command line names something below a folder, without this one."""
-    found = []
-    for process in psutil.process_iter(["cmdline"]):
-        command = process.info["cmdline"] or []
-        if process.pid != os.getpid() and any(part.startswith(f"{folder}/") for part in command):
-            found.append(process)
-    return found
-
-
-def _interrupt(number: int, frame: FrameType | None) -> None:
-    raise KeyboardInterrupt
+def _environment(sites: int) -> dict[str, str]:
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("HARMOFL_")}
+    # the kits' scripts call python3; all sites share this machine's cores; the builder is found by PYTHONPATH
+    threads = str(max(1, (os.cpu_count() or 2) // (sites + 1)))
+    own = {
+        "PATH": f"{Path(sys.executable).parent}:{kept.get('PATH', '')}",
+        "PYTHONPATH": f"{PROVISIONING / 'builders'}:{kept.get('PYTHONPATH', '')}",
+        "OMP_NUM_THREADS": kept.get("OMP_NUM_THREADS", threads),
+    }
+    return {**kept, **own}
 
 
 if __name__ == "__main__":

@@ -2,10 +2,12 @@
 """Forget certificates, so that the next `nvflare provision` issues new ones under the same authority.
 
     python provisioning/renew_certificates.py workspace/harmofl_prostate HK server
-    nvflare provision -p provisioning/project.yml -w workspace -c provisioning/builders
+    nvflare provision -p provisioning/project.yml -w workspace -c provisioning/builders --force
 
-FLARE keeps what it issued in state/cert.json and hands it out again for ever, expired or not. Only the kits of the
-names given get a new certificate and key; the authority stays, so all other kits go on working.
+Without --force `nvflare provision` leaves kits that are there alone and ends with exit code 4; with it prod_01 comes
+beside prod_00, which stays. FLARE keeps what it issued in state/cert.json and hands it out again for ever, expired or
+not. Only the kits of the names given get a new certificate and key; the authority stays, so all other kits go on
+working.
 """
 
 import argparse
@@ -50,7 +52,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"renew_certificates: {error}\n")
         return 2
-    sys.stdout.write(f"provision again for new certificates of {', '.join(options.names)}\n")
+    sys.stdout.write(f"provision again, with --force, for new certificates of {', '.join(options.names)}\n")
     return 0
 
 

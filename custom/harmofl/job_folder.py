@@ -5,6 +5,7 @@ import hashlib
 import json
 import re
 import shutil
+import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -104,26 +105,37 @@ def is_bundle(folder: Path) -> bool:
 
 
 def copy_job(folder: Path, target: Path, changed: Mapping[str, Any]) -> None:
-    """Copy a job without what is hidden or compiled.
+    """Copy a job without what is hidden or compiled, as a whole or not at all.
 
     Args:
         folder: the job.
-        target: does not exist.
+        target: does not exist and lies outside the job.
         changed: content of the JSON files that the copy has otherwise, by their path in the job; the manifest of a
             bundle is kept true.
 
     Raises:
-        ExperimentError: a manifest that no bundle has.
+        ExperimentError: something is in the way, the job cannot be copied, or a manifest that no bundle has.
     """
-    shutil.copytree(folder, target, ignore=LEFT_OUT)
-    for name, content in changed.items():
-        write_json(target / name, content)
-    for path in folder.glob(f"*/config/{MANIFEST}") if changed else ():
-        manifest = read_json(path, "make the bundle again")
-        if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
-            raise ExperimentError(f"{path}: lists no files; make the bundle again")
-        manifest["files"] |= {name: sha256(target / name) for name in changed}
-        write_json(target / path.relative_to(folder), manifest)
+    folder, target = folder.resolve(), target.resolve()
+    if target.is_relative_to(folder):
+        raise ExperimentError(f"{target}: is where the job itself lies; name another folder")
+    if target.exists():
+        raise ExperimentError(f"{target}: is there already; remove it or name another folder")
+    manifests = {path.relative_to(folder): _manifest(path) for path in folder.glob(f"*/config/{MANIFEST}") if changed}
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copy-") as place:
+            made = Path(place) / target.name
+            shutil.copytree(folder, made, ignore=LEFT_OUT)
+            for name, content in changed.items():
+                write_json(made / name, content)
+            for path, manifest in manifests.items():
+                manifest["files"] |= {name: sha256(made / name) for name in changed}
+                write_json(made / path, manifest)
+            made.replace(target)
+    except OSError as error:
+        reason = error.args[0][0][2] if isinstance(error, shutil.Error) else error.strerror or error
+        raise ExperimentError(f"{target}: the job cannot be copied there ({reason})") from None
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -164,6 +176,13 @@ def read_json(path: Path, absent: str) -> Any:
 def write_json(path: Path, content: Any) -> None:
     """Write a JSON file of a job; the same content gives the same bytes."""
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
+
+
+def _manifest(path: Path) -> dict[str, Any]:
+    manifest = read_json(path, "make the bundle again")
+    if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
+        raise ExperimentError(f"{path}: lists no files; make the bundle again")
+    return manifest
 
 
 def _deploy_map(path: Path, meta: Any) -> dict[str, list[str]]:

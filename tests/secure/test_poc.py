@@ -15,6 +15,10 @@ from tests.federation.conftest import make_job
 from tests.secure.conftest import Drill
 from tests.secure.consortium import ROOT, wait_for
 
+sys.path.insert(0, str(ROOT / "poc"))
+
+from commands import Commands, RehearsalError, processes_of  # noqa: E402
+
 SITES = ["BIDMC", "HK"]
 
 
@@ -79,6 +83,65 @@ def test_an_interrupted_rehearsal_stops_everything(tmp_path: Path, drill: Drill)
     drill.saw(f"{output.splitlines()[-1]}; nothing runs {time.monotonic() - interrupted:.0f} s later")
 
 
+@pytest.mark.slow
+def test_interrupts_while_the_data_is_made_leave_nothing(tmp_path: Path) -> None:
+    """Terminated in the middle of `harmofl demo-data`, and again while it stops: no traceback, no orphan."""
+    job = make_job(tmp_path, SITES, {"demo.data.cases": 3000})
+    process = start(tmp_path, "--demo", str(job))
+    assert process.stdout is not None
+    before = []
+    for line in process.stdout:
+        before.append(line)
+        if "DEMO: synthetic data" in line:
+            break
+    wait_for(lambda: any("demo-data" in one.info["cmdline"] for one in still_running(tmp_path)), 30, "data is made")
+    (state,) = (tmp_path / "poc_workspace").rglob("cert.json")
+    assert state.stat().st_mode & 0o077 == 0, "it holds the key of the authority"
+    for number in (signal.SIGTERM, signal.SIGTERM, signal.SIGHUP, signal.SIGINT):
+        process.send_signal(number)
+        time.sleep(0.3)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in output, output
+    assert output.splitlines()[-1].startswith("poc: failed: interrupted")
+    assert "poc stop" not in output and not still_running(tmp_path), "no server was started"
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_kits_are_made_leaves_nothing(tmp_path: Path) -> None:
+    process = start(tmp_path, "--demo", str(make_job(tmp_path, SITES, {})))
+    wait_for(lambda: still_running(tmp_path), 60, "FLARE provisions")
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 1 and "Traceback" not in output, output
+    assert "provisioned" not in output and not still_running(tmp_path)
+
+
+def test_a_step_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    commands = Commands(tmp_path, dict(os.environ))
+    with pytest.raises(RehearsalError, match=r"^nvflare poc start failed$"):
+        commands.run([sys.executable, "-c", "print('why'); raise SystemExit(3)"], "nvflare poc start", quiet=True)
+    assert capsys.readouterr().out == "why\n"
+
+
+def test_a_step_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
+    commands = Commands(tmp_path, dict(os.environ))
+    code = "import subprocess; subprocess.run(['sleep', '300'])"
+    with pytest.raises(RehearsalError, match=r"^nvflare poc stop did not end within 1 s$"):
+        commands.run([sys.executable, "-c", code], "nvflare poc stop", quiet=True, patience=1.0)
+    assert not processes_of(tmp_path)
+
+
+def test_what_a_command_left_running_is_ended(tmp_path: Path) -> None:
+    commands = Commands(tmp_path, dict(os.environ))
+    code = (
+        "import subprocess as s; s.Popen(['sleep', '300'], stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True)"
+    )
+    commands.run([sys.executable, "-c", code], "nvflare poc start", quiet=True)
+    assert [process.name() for process in processes_of(tmp_path)] == ["sleep"]
+    commands.end_all()
+    assert not processes_of(tmp_path)
+
+
 def test_an_occupied_port_is_named(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
@@ -99,4 +162,26 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
 
 def test_a_job_that_is_none_is_named(tmp_path: Path) -> None:
     code, output = finish(tmp_path, "--demo", str(tmp_path))
-    assert code == 2 and "no job folder" in output
+    assert code == 2 and "name a job folder" in output
+
+
+@pytest.mark.parametrize("meta", ["{", "{}", '{"deploy_map": []}'])
+def test_a_job_that_cannot_be_read_is_one_line(tmp_path: Path, meta: str) -> None:
+    job = make_job(tmp_path, SITES, {})
+    (job / "meta.json").write_text(meta)
+    refused(tmp_path, "meta.json", "--demo", str(job))
+
+
+def test_a_setting_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    refused(tmp_path, "--set", "--demo", str(make_job(tmp_path, SITES, {})), "--set", "federation.rounds")
+
+
+def test_data_that_is_not_there_is_one_line(tmp_path: Path) -> None:
+    refused(tmp_path, "--data nowhere: is no folder", "--data", "nowhere")
+
+
+def refused(folder: Path, part: str, *arguments: str) -> None:
+    """Exit code 2 and one line before anything was made."""
+    code, output = finish(folder, *arguments)
+    assert code == 2 and part in output and output.count("\n") == 1, output
+    assert not (folder / "poc_workspace").exists()

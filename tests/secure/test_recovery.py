@@ -2,6 +2,7 @@
 
 import re
 import time
+from pathlib import Path
 
 import pytest
 
@@ -10,14 +11,14 @@ from tests.secure.consortium import LEAD, SERVER, Consortium, wait_for
 from tests.secure.test_jobs_over_tls import equal_models
 
 pytestmark = pytest.mark.slow
-HOLDS = "misbehaving.HoldsInRoundOne"
+HOLDS = "misbehaving.Holds"
 
 
 def test_a_killed_job_process_of_a_site(lead: Lead, undisturbed: Outcome, consortium: Consortium, drill: Drill) -> None:
     """kill -9 of a site's job process in round 1: the job fails in bounded time naming the site; `harmofl resume`
     goes on and ends with the undisturbed run's model.
     """
-    bundle, job_id = hold_in_round_one(lead, consortium)
+    bundle, job_id = hold(lead, consortium)
     wait_until_only_hk_is_missing(consortium, job_id)
     process = consortium.job_process("HK", job_id)
     assert process is not None
@@ -32,11 +33,42 @@ def test_a_killed_job_process_of_a_site(lead: Lead, undisturbed: Outcome, consor
     drill.saw(f"after {seconds:.0f} s: {outcome.lines[-1]}; then {resumed.lines[1]}, equal weights")
 
 
+def test_a_killed_job_process_before_the_rounds(lead: Lead, consortium: Consortium, drill: Drill) -> None:
+    """kill -9 of a site's job process before the first round: the job fails in bounded time naming the site."""
+    _, job_id = hold(lead, consortium, "amplitude")
+    for site in ("BIDMC", "UCL"):
+        state = consortium.kit(site) / "harmofl" / "state" / job_id.replace("-", "") / "amplitude.pt"
+        wait_for(state.is_file, 60, f"{site} has measured its amplitude")
+    time.sleep(3)  # its answer is on the way
+    process = consortium.job_process("HK", job_id)
+    assert process is not None
+    process.kill()
+    killed = time.monotonic()
+    outcome = lead.watch(job_id)
+    (consortium.home / "hold").unlink()
+    assert (
+        outcome.code == 1 and "while the amplitude was gathered" in outcome.lines[-1] and "HK" in outcome.lines[-1]
+    ), outcome.lines
+    drill.saw(f"after {time.monotonic() - killed:.0f} s: {outcome.lines[-1]}")
+
+
+def test_a_run_that_still_goes_is_not_resumed(lead: Lead, consortium: Consortium, drill: Drill) -> None:
+    """`harmofl resume` of a job that is still running: refused, since its sites keep one state for both."""
+    bundle, job_id = hold(lead, consortium)
+    target = consortium.folder / "too_early"
+    consortium.harmofl("resume", str(bundle), job_id, "-o", str(target))
+    outcome = lead.run(target / "job")
+    assert outcome.code == 1 and "still going in another job" in outcome.lines[-1], outcome.lines
+    (consortium.home / "hold").unlink()
+    assert lead.watch(job_id).code == 0
+    drill.saw(f"{outcome.lines[-1]}; the first one completed")
+
+
 def test_a_killed_server(lead: Lead, undisturbed: Outcome, consortium: Consortium, drill: Drill) -> None:
     """kill -9 of the server in round 1, which two sites have finished: `harmofl resume` goes on from round 1 once it
     is up again, these sites step back, the model is the undisturbed run's.
     """
-    bundle, job_id = hold_in_round_one(lead, consortium)
+    bundle, job_id = hold(lead, consortium)
     wait_until_only_hk_is_missing(consortium, job_id)
     seen = (consortium.kit(SERVER) / "log.txt").stat().st_size
     consortium.kill_server(job_id)
@@ -64,13 +96,13 @@ def test_an_abort_stops_every_site(lead: Lead, consortium: Consortium, drill: Dr
     drill.saw(f"all {len(held)} gone {time.monotonic() - aborted:.0f} s after the command had returned")
 
 
-def hold_in_round_one(lead: Lead, consortium: Consortium) -> "tuple[object, str]":
-    """A job like the undisturbed one, submitted, in which HK stands still in round 1."""
+def hold(lead: Lead, consortium: Consortium, place: str = "train 1") -> tuple[Path, str]:
+    """A job like the undisturbed one, submitted, in which HK stands still in round 1 or another task."""
     (consortium.home / "holding").unlink(missing_ok=True)
-    (consortium.home / "hold").touch()
+    (consortium.home / "hold").write_text(place)
     bundle = lead.bundle(executor=HOLDS)
     job_id = lead.submit(bundle)
-    wait_for((consortium.home / "holding").exists, 90, "HK holds in round 1")
+    wait_for((consortium.home / "holding").exists, 120, f"HK holds in {place}")
     return bundle, job_id
 
 
@@ -82,7 +114,7 @@ def wait_until_only_hk_is_missing(consortium: Consortium, job_id: str) -> None:
     time.sleep(2)  # its answer is on the way
 
 
-def resume(lead: Lead, consortium: Consortium, bundle: object, job_id: str) -> Outcome:
+def resume(lead: Lead, consortium: Consortium, bundle: Path, job_id: str) -> Outcome:
     """Go on from a job's checkpoint, as a person does it, and watch the new job to its end."""
     (consortium.home / "hold").unlink()
     target = consortium.folder / f"resumed_{job_id[:8]}"

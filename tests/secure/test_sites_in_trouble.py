@@ -84,6 +84,23 @@ def test_what_a_hospital_lets_out(lead: Lead, consortium: Consortium, drill: Dri
     drill.saw(f"{outcome.results.privacy}; amplitude of {', '.join(outcome.results.amplitude.sites)}")  # type: ignore[union-attr]
 
 
+def test_a_mistake_in_a_sites_settings(lead: Lead, consortium: Consortium, drill: Drill) -> None:
+    """A site's privacy.json names a filter that is none: the job fails in bounded time and says where to
+    look, preflight there says what is wrong.
+    """
+    path = consortium.kit("HK") / "local" / "privacy.json"
+    before = path.read_text()
+    path.write_text(before.replace("AmplitudeFilter", "AmplitudeFillter"))
+    try:
+        outcome = lead.run(lead.bundle({"federation.rounds": 1}))
+        said = consortium.harmofl("preflight", str(consortium.kit("HK")), check=False).stdout
+    finally:
+        path.write_text(before)
+    assert outcome.code == 1 and "preflight" in outcome.lines[-1], outcome.lines
+    found = next(line for line in said.splitlines() if "error" in line and "AmplitudeFillter" in line)
+    drill.saw(f"{outcome.lines[-1]}; {found}")
+
+
 @contextmanager
 def settings(consortium: Consortium, site: str, **properties: object) -> Iterator[None]:
     """Give a site other settings for a while; jobs read them when they start."""

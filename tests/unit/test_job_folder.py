@@ -139,9 +139,40 @@ def test_a_manifest_lists_all_but_itself_and_a_signature_and_stays_true_in_a_cop
     assert held["harmofl"] == "0.0.9" and held["files"] == digests(tmp_path / "copy") != files
 
 
+def files_of(folder: Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+@pytest.mark.parametrize("inside", ["", "again", "app/again/job"])
+def test_a_job_is_not_copied_into_itself(job: Path, inside: str) -> None:
+    before = files_of(job.parent)
+    with pytest.raises(ExperimentError, match="is where the job itself lies; name another folder"):
+        copy_job(job, job / inside, {})
+    assert files_of(job.parent) == before
+
+
+def test_a_copy_replaces_nothing(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "copy").mkdir()
+    with pytest.raises(ExperimentError, match="is there already"):
+        copy_job(job, tmp_path / "copy", {})
+
+
+def test_a_copy_that_fails_late_leaves_nothing(job: Path, tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    (job / "app/custom/absent.py").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(ExperimentError, match=r"out/copy: the job cannot be copied there \(.*No such file") as caught:
+        copy_job(job, tmp_path / "out/copy", {EXPERIMENT: {}})
+    assert "\n" not in str(caught.value) and not files_of(tmp_path / "out")
+    (job / "app/custom/absent.py").unlink()
+    with pytest.raises(ExperimentError, match=r"the job cannot be copied there \(No such file or directory\)"):
+        copy_job(job, tmp_path / "out/copy", {"absent/config/experiment.json": {}})
+    assert not files_of(tmp_path / "out")
+
+
 @pytest.mark.parametrize("files", [None, ["app"]])
 def test_a_manifest_that_cannot_be_kept_true_is_named(job: Path, tmp_path: Path, files: Any) -> None:
     write_manifest(job, files)
     with pytest.raises(ExperimentError) as error:
         copy_job(job, tmp_path / "copy", {EXPERIMENT: {}})
     assert str(error.value) == f"{job}/app/config/manifest.json: lists no files; make the bundle again"
+    assert not (tmp_path / "copy").exists()

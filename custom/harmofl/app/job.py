@@ -64,7 +64,7 @@ class Job(JobFolder):
         """Copy the job below `parent`, with these settings in its experiment.json, and return the copy.
 
         Raises:
-            ExperimentError: a bundle whose manifest cannot be kept true.
+            ExperimentError: see `copy_job`; nothing was written.
         """
         copy = parent / self.folder.name
         copy_job(self.folder, copy, self.experiment_files())

@@ -12,13 +12,16 @@ from types import SimpleNamespace
 from typing import Any, Literal
 
 from harmofl.app.job import JobError
+from harmofl.app.silence import flare_silent
+from harmofl.flare.allowed_names import allowed_names
 from harmofl.flare.progress import FINDINGS
-from harmofl.flare.site import STATE_ROOT_VARIABLE, SiteError, minimum_cases, noise_settings
+from harmofl.flare.site import SiteError, minimum_cases, noise_settings, state_root, threads, workers
 from harmofl.sections import nearest
 
 WORKSPACE_VARIABLE = "NVFL_WORKSPACE"  # where start.sh runs a kit that lies in a read-only folder
+NOISE_SAMPLE = "provisioning/site/privacy_with_noise.json"
 FILTERS = "harmofl.flare.filters."
-PROPERTIES = ("data_root", "minimum_cases", "device", "workers", "threads", "amplitude_noise")
+PROPERTIES = ("data_root", "minimum_cases", "device", "workers", "threads", "allowed_names", "amplitude_noise")
 
 
 class KitError(JobError):
@@ -91,10 +94,16 @@ class Kit:
 
     @property
     def state_root(self) -> Path:
-        """Where HarmoFL keeps what must last at this site or server."""
-        root = os.environ.get(STATE_ROOT_VARIABLE)
+        """Where HarmoFL keeps what must last at this site or server.
+
+        Raises:
+            KitError: HARMOFL_STATE_ROOT cannot be used.
+        """
         own = "server" if self.kind == "server" else self.name  # jobs call a server so, whatever its name is
-        return Path(root) / own if root else self.workspace / "harmofl"
+        try:
+            return state_root(own, self.workspace)
+        except SiteError as error:
+            raise KitError(str(error)) from None
 
     def local_file(self, name: str) -> Path:
         """The file of `local/` that FLARE reads: the site's own, else the one that provisioning left as `.default`."""
@@ -240,20 +249,25 @@ def _local_code(kit: Kit) -> Iterator[None]:
 
 def _values(properties: Mapping[str, Any]) -> Iterator[Check]:
     """Read the scope's properties as the site will."""
-    for name, value in properties.items():
+    for name in properties:
         if name not in PROPERTIES:
             mend = nearest(name, PROPERTIES).removeprefix("; ") or f"known are {', '.join(PROPERTIES)}"
             yield Check("warning", "privacy.json", f"property {name} is not used", mend)
-        least = {"threads": 1, "workers": 0}.get(name)
-        if least is not None and (type(value) is not int or value < least):
-            mend = f"give a whole number of {least} or more"
-            yield Check("error", "privacy.json", f"{name} is {json.dumps(value)}", mend)
-    for read in (minimum_cases, noise_settings):
+    for read in (
+        minimum_cases,
+        workers,
+        threads,
+        allowed_names,
+        noise_settings,
+    ):  # device and data_root have sections of their own
         try:
             read(properties)
         except SiteError as error:
-            mend = "see provisioning/site/privacy_with_noise.json" if read is noise_settings else ""
-            yield Check("error", "privacy.json", str(error).removeprefix("local/privacy.json: "), mend)
+            if read is noise_settings:
+                message, mend = str(error).removeprefix("local/privacy.json: "), f"see {NOISE_SAMPLE}"
+            else:
+                message, mend = f"{error.code} is {json.dumps(properties[error.code])}", str(error)
+            yield Check("error", "privacy.json", message, mend)
 
 
 def _refused(path: Path) -> Iterator[Check]:
@@ -261,7 +275,8 @@ def _refused(path: Path) -> Iterator[Check]:
 
     place = SimpleNamespace(get_site_privacy_file_path=lambda: str(path))
     try:
-        create_privacy_manager(place, names_only=True)
+        with flare_silent():
+            create_privacy_manager(place, names_only=True)
     except Exception as error:  # FLARE's parser raises many kinds
         mend = "start from provisioning/site/privacy.json"
         yield Check("error", path.name, f"FLARE refuses it ({error})", mend)

@@ -1,10 +1,8 @@
-"""Whether the machine that a kit lies on can run it: processes, ports, GPU, memory, disk, packages."""
+"""Whether the machine that a kit lies on can run it: processes, ports, GPU, memory, packages."""
 
-import re
 import shutil
 import socket
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
@@ -16,17 +14,16 @@ from packaging.requirements import Requirement
 
 import harmofl
 from harmofl.app.kit import Check, Kit, read_json
+from harmofl.app.silence import flare_silent
+from harmofl.flare.site import SiteError
+from harmofl.flare.site import device as site_device
 
 GIB = 2**30
-LOG_BYTES = 800 * 2**20  # four log files of ten parts of 20 MiB each
-MODEL_COPIES = 10  # two generations of weights and moments at a site; the models and their copies at a server
-LEAST_DISK = GIB  # where no job says what it needs
 CONTAINER_SHARED = 64 * 2**20  # what a container has unless it is started with --shm-size
 PREFETCHED = 2  # batches that each loader process holds
 SHARED_MEMORY = Path("/dev/shm")
 CGROUP = Path("/sys/fs/cgroup")
 MANAGER = "GPUResourceManager"
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
@@ -61,6 +58,10 @@ def check_running(kit: Kit) -> Iterator[Check]:
             check = _pid_file(kit, path)
             alive = alive or check.state == "warning" and "running" in check.message
             yield check
+    processes = psutil.process_iter(["cmdline"])  # a container, or sub_start.sh --once, writes no such file
+    if not alive and (found := [one.pid for one in processes if is_flare(kit, one.info["cmdline"] or [])]):
+        alive = True
+        yield _running(kit, "processes", found[0])
     if (kit.workspace / "shutdown.fl").exists() and not alive:
         message = f"an earlier stop left it, so that the {kit.kind} stops right after its start"
         yield Check("error", "shutdown.fl", message, f"rm {kit.workspace / 'shutdown.fl'}")
@@ -82,10 +83,14 @@ def _pid_file(kit: Kit, path: Path) -> Check:
     except psutil.AccessDenied:
         return Check("warning", path.name, f"process {number} cannot be seen", "run preflight as the user of start.sh")
     if is_flare(kit, command):
-        message = f"the {kit.kind} is running as process {number}; what is checked here holds for its next start"
-        return Check("warning", path.name, message, "stop it before you change the kit")
+        return _running(kit, path.name, number)
     message = f"left over; {owner} has its number {number} now, so that start.sh takes the {kit.kind} for running"
     return Check("error", path.name, message, f"rm {path}")
+
+
+def _running(kit: Kit, subject: str, number: int) -> Check:
+    message = f"the {kit.kind} is running as process {number}; what is checked here holds for its next start"
+    return Check("warning", subject, message, "stop it before you change the kit")
 
 
 def is_flare(kit: Kit, command: list[str]) -> bool:
@@ -123,44 +128,28 @@ def _holder(kit: Kit, port: int, error: OSError) -> Check:
     return Check("error", f"port {port}", f"is taken {by}", "end that process, or provision with another port")
 
 
-def check_storage(kit: Kit) -> Iterator[Check]:
-    """Tell where a server keeps jobs and snapshots."""
-    path = kit.local_file("resources.json")
-    mend = "copy resources.json.default to resources.json and name a folder that lasts"
-    lost = [text for text in _texts(read_json(path)) if text == "/tmp" or text.startswith("/tmp/")]
-    for place in lost:
-        yield Check("warning", path.name, f"jobs or snapshots are kept in {place}, which a reboot may empty", mend)
-    if not lost:
-        yield Check("ok", path.name, "no job or snapshot is kept in /tmp")
-
-
-def _texts(node: Any) -> Iterator[str]:
-    if isinstance(node, str):
-        yield node
-    for value in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
-        yield from _texts(value)
-
-
 def check_gpu(kit: Kit, demand: Demand | None) -> Iterator[Check]:
     """Hold the GPU that is here against the site's settings, its promise to FLARE, and the job."""
     import torch
 
-    device = str(kit.properties().get("device", "auto"))
     count = torch.cuda.device_count() if torch.cuda.is_available() else 0
     cards = [torch.cuda.get_device_properties(index) for index in range(count)]
     shown = ", ".join(f"{card.name} of {card.total_memory / GIB:.1f} GiB" for card in cards) or "no GPU"
-    number = device.partition(":")[2]
-    index = int(number) if number.isdigit() else 0
-    if not DEVICE.fullmatch(device):
-        yield Check("error", "gpu", f"device is {device}", "choose auto, cpu, cuda or cuda:1 in privacy.json")
-    elif device.startswith("cuda") and index >= count:
+    try:
+        device = site_device(kit.properties())
+    except SiteError as error:
+        yield Check("error", "gpu", f"device is {kit.properties()['device']}", str(error))
+        yield from _promise(kit, demand, shown)
+        return
+    index = int(device.partition(":")[2] or 0)
+    if device.startswith("cuda") and index >= count:
         mend = "set device to auto or cpu in privacy.json, or give the container the GPU (--gpus)"
         yield Check("error", "gpu", f"device is {device}, but the machine has {shown}", mend)
     else:
         where = " (training runs on the CPU)" if not cards or device == "cpu" else ""
         yield Check("ok", "gpu", f"device {device}: {shown}{where}")
     if cards and device != "cpu" and demand and demand.training > cards[min(index, count - 1)].total_memory:
-        message = f"training needs {_size(demand.training)}, the GPU has {shown}"
+        message = f"training needs {size_text(demand.training)}, the GPU has {shown}"
         yield Check("error", "gpu", message, "ask the lead for a smaller training.batch_size")
     yield from _promise(kit, demand, shown)
 
@@ -179,7 +168,8 @@ def _promise(kit: Kit, demand: Demand | None, shown: str) -> Iterator[Check]:
     count, memory = promised.get("num_of_gpus", 0), promised.get("mem_per_gpu_in_GiB", 0)
     said = f"resources.json promises {count} GPUs of {memory} GiB"
     try:
-        GPUResourceManager(**promised)
+        with flare_silent():
+            GPUResourceManager(**promised)
     except Exception as error:  # FLARE's own refusal, which keeps the site from starting
         mend = f"correct num_of_gpus and mem_per_gpu_in_GiB in local/{path.name.removesuffix('.default')}"
         yield Check("error", "gpu", f"{said}, the machine has {shown} ({error})", mend)
@@ -197,11 +187,11 @@ def check_memory(kit: Kit, demand: Demand | None) -> Iterator[Check]:
     """Hold free memory and shared memory against what training needs."""
     free = _free_memory()
     if demand is None:
-        yield Check("ok", "memory", f"{_size(free)} free")
+        yield Check("ok", "memory", f"{size_text(free)} free")
     else:
         on_gpu = kit.kind == "server" or _trains_on_gpu(kit)
         needed = demand.process + demand.images + (demand.model if on_gpu else demand.training)
-        said = f"{_size(free)} free, about {_size(needed)} needed"
+        said = f"{size_text(free)} free, about {size_text(needed)} needed"
         mend = "end other programs, raise the container's limit, or ask the lead for a smaller training.batch_size"
         yield Check("ok", "memory", said) if free >= needed else Check("error", "memory", said, mend)
     if kit.kind == "client":
@@ -221,10 +211,10 @@ def _shared(kit: Kit, demand: Demand | None) -> Check:
         return Check("note", "shared memory", f"there is no {SHARED_MEMORY}, so it was not looked at")
     size = shutil.disk_usage(SHARED_MEMORY).free
     needed = workers * PREFETCHED * demand.batch if demand else CONTAINER_SHARED + 1
-    shown = f"{_size(size)} free for {workers} loader processes"
+    shown = f"{size_text(size)} free for {workers} loader processes"
     if workers and size < needed:
         mend = 'start the container with --shm-size=2g, or set "workers": 0 in privacy.json'
-        return Check("warning", "shared memory", f"{shown}, which need about {_size(needed)}", mend)
+        return Check("warning", "shared memory", f"{shown}, which need about {size_text(needed)}", mend)
     return Check("ok", "shared memory", shown)
 
 
@@ -238,28 +228,8 @@ def _free_memory() -> int:
         return free
 
 
-def check_disk(kit: Kit, demand: Demand | None) -> Iterator[Check]:
-    """Write and remove a small file where FLARE and HarmoFL will write, and hold free space against the need."""
-    needed = MODEL_COPIES * demand.model + demand.images + LOG_BYTES if demand else LEAST_DISK
-    places = {"workspace": kit.workspace} | ({} if kit.kind == "admin" else {"state": kit.state_root})
-    for subject, folder in places.items():
-        place = next(path for path in (folder, *folder.parents) if path.exists())
-        try:
-            with tempfile.TemporaryFile(dir=place, prefix=".preflight-") as file:
-                file.write(b"harmofl")
-        except OSError as error:
-            mend = "mount it writable and give it to the user that runs start.sh"
-            yield Check("error", subject, f"{place} cannot be written ({error.strerror})", mend)
-            continue
-        free = shutil.disk_usage(place).free
-        said = f"{place} is writable, {_size(free)} free, about {_size(needed)} needed"
-        if free < needed:
-            yield Check("error" if demand else "warning", subject, said, "free space there, or set HARMOFL_STATE_ROOT")
-        else:
-            yield Check("ok", subject, said)
-
-
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """A number of bytes for a reader."""
     return f"{count / GIB:.1f} GiB" if count >= GIB else f"{count / 2**20:.1f} MiB"
 
 

@@ -1,5 +1,6 @@
 """`harmofl preflight`: whether a kit, its machine, its data and a job fit together, before anything starts."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -10,14 +11,15 @@ from typing import Literal
 from rich.console import Console
 
 import harmofl
-from harmofl.app import connection, machine
+from harmofl.app import connection, machine, storage
 from harmofl.app.bundle import PACKAGE, components
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import Check, Kit, KitError, check_policy, open_kit, read_json
 from harmofl.app.machine import Demand
+from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding
 from harmofl.experiment import Experiment
-from harmofl.flare.site import DATA_ROOT_VARIABLE
+from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, data_root
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
 
 Look = Callable[[], Iterable[Check]]
@@ -82,10 +84,10 @@ def _sections(kit: Kit, job: Job | None, experiment: Experiment | None) -> Itera
     if kit.kind == "client":
         yield "GPU", lambda: machine.check_gpu(kit, demand)
     if kit.kind == "server":
-        yield "storage", lambda: machine.check_storage(kit)
+        yield "storage", lambda: storage.check_storage(kit)
     if kit.kind != "admin":
         yield "memory", lambda: machine.check_memory(kit, demand)
-    yield "disk", lambda: machine.check_disk(kit, demand)
+    yield "disk", lambda: storage.check_disk(kit, demand)
     yield "versions", lambda: machine.check_installed(kit)
     if job:
         yield f"job {job.folder.name}", lambda: _job(kit, job)
@@ -108,11 +110,14 @@ def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[lis
     """Look for this site's images and, with a job, through them; also how many bytes of them are held in memory."""
     said = os.environ.get(DATA_ROOT_VARIABLE)
     origin = DATA_ROOT_VARIABLE if said else "data_root in local/privacy.json"
-    root = said or kit.properties().get("data_root")
+    try:
+        root = said or data_root(kit.properties())
+    except SiteError as error:
+        return [Check("error", "data", f"data_root is {json.dumps(kit.properties()['data_root'])}", str(error))], 0
     if not root:
         mend = f"set {DATA_ROOT_VARIABLE} before start.sh, or data_root in the default scope of local/privacy.json"
         return [Check("error", "data", f"site {kit.name} has no data root", mend)], 0
-    folder = Path(str(root))
+    folder = Path(root)
     problem = _unusable(folder)
     if problem:
         return [Check("error", "data", f"{origin}: {root} {problem[0]}", problem[1])], 0
@@ -218,7 +223,8 @@ def _rights(kit: Kit, job: Job, app: str) -> Iterator[Check]:
         path = kit.local_file("authorization.json")
         lead = Person("lead", "another", "lead")
         try:
-            allowed, _ = FLAuthorizer("here", read_json(path)).authorize(AuthzContext("byoc", lead, lead))
+            with flare_silent():
+                allowed, _ = FLAuthorizer("here", read_json(path)).authorize(AuthzContext("byoc", lead, lead))
         except (SyntaxError, TypeError) as error:
             yield Check("error", path.name, f"FLARE refuses it ({error})", "start from authorization.json.default")
             return
@@ -236,7 +242,8 @@ def _rights(kit: Kit, job: Job, app: str) -> Iterator[Check]:
     refused = []
     for component in components(read_json(job.folder / app / "config" / f"config_fed_{kit.kind}.json")):
         try:
-            ComponentPathAuthorizer().authorize_component_config(component, workspace=place)
+            with flare_silent():
+                ComponentPathAuthorizer().authorize_component_config(component, workspace=place)
         except UnsafeComponentError as error:
             refused.append(
                 f"{component['path']} ({error})" if "not in allow_list" not in str(error) else component["path"]
@@ -256,7 +263,10 @@ def _manifest(kit: Kit, job: Job) -> Iterator[Check]:
         yield Check("note", job.folder.name, "is no bundle, so its code was not compared", "harmofl bundle makes one")
         return
     manifest = read_json(path)
-    files: dict[str, str] = manifest.get("files", {})
+    files = manifest.get("files")
+    if not isinstance(files, dict):
+        yield Check("error", MANIFEST, "lists no files", "ask the lead for the bundle as it was made")
+        return
     here = digests(job.folder)
     edited = sorted(name for name in {*files, *here} if files.get(name) != here.get(name))
     if edited:

@@ -22,16 +22,12 @@ def resume(job_folder: Path, job_id: str, *, output: Path, kit: Path | None) -> 
         0.
 
     Raises:
-        JobError, ExperimentError: a mistake in the command or the job.
+        JobError, ExperimentError: a mistake in the command or the job; nothing was written.
     """
     if not JOB_ID.fullmatch(job_id):
         raise JobError(f"{job_id!r} is no job id; `nvflare job list` names them")
     job = read_job(job_folder, [f"federation.resume_from={json.dumps(job_id)}"])
-    target = output / job.folder.name
-    if target.exists():
-        raise JobError(f"{target}: is there already; name another folder with -o")
-    output.mkdir(parents=True, exist_ok=True)
-    job.copy_to(output)
+    target = job.copy_to(output)
     say(f"{target} goes on from job {job_id}")
     if kit is None:
         say(f"submit it: nvflare job submit -j {target} --startup-kit KIT")

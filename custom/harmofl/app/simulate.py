@@ -128,6 +128,8 @@ def _kept_state(experiment: Experiment) -> list[Path]:
     checkpoint, state = experiment.federation.resume_from, os.environ.get(STATE_ROOT_VARIABLE)
     if checkpoint and not Path(checkpoint).is_absolute():
         raise JobError(f"federation.resume_from: {checkpoint} is a relative path; give an absolute one")
+    if state and not Path(state).is_absolute():
+        raise JobError(f"{STATE_ROOT_VARIABLE}: {state} is a relative path; give an absolute one")
     return [Path(path) for path in (checkpoint, state) if path]
 
 

@@ -1,6 +1,5 @@
 """`harmofl watch`: a submitted job to its end, one line a round, and its results on this machine."""
 
-import json
 import shutil
 import sys
 import tempfile
@@ -24,9 +23,11 @@ from harmofl.app.job import JobError
 from harmofl.app.session import connected
 from harmofl.evidence.results import REPORT_FILE
 from harmofl.flare.live import FAILURE_FILE, GROUP
+from harmofl.flare.server_run import UNFINISHED_FILE
 
 COMPLETED = "FINISHED:COMPLETED"
 POLL = 1.0  # seconds between two questions to the server
+WHERE_TO_LOOK = "log.txt in KIT/JOB_ID there, `harmofl preflight KIT` and the server's log.txt tell more"
 LOST = 60.0  # seconds without any answer after which the server is given up
 
 
@@ -167,11 +168,12 @@ def _download(session: Session, job_id: str, place: Path) -> Path | None:
 
 def _reason(meta: Mapping[str, Any], result: Path | None) -> str:
     """Why a job failed: its own last word, what the sites answered when it was sent to them, or where to look."""
-    note = server_run_folder(result) / FAILURE_FILE if result is not None else None
-    if note is not None and note.is_file():
-        return note.read_text(encoding="utf-8").strip()
+    told = [server_run_folder(result) / name for name in (FAILURE_FILE, UNFINISHED_FILE)] if result is not None else []
+    said = next((path.read_text(encoding="utf-8").strip() for path in told if path.is_file()), "")
+    if said:
+        return said if told[0].is_file() else f"{said}; {WHERE_TO_LOOK}"
     answers = [str(answer) for answer in meta.get("job_deploy_detail") or []]
     refused = [answer for answer in answers if not answer.endswith(": OK")]
     if refused:
         return "; ".join(refused)
-    return f"no reason was left; the server's log.txt has it, {json.dumps(meta.get('job_deploy_detail'))}"
+    return f"a process of the job ended before it could say why; {WHERE_TO_LOOK}"

@@ -39,13 +39,15 @@ def calibrate_sigma(epsilon: float, delta: float, sensitivity: float) -> float:
     """The least standard deviation of Gaussian noise that makes a release (epsilon, delta)-differentially private.
 
     Raises:
-        ValueError: epsilon or sensitivity not above 0, or delta not between 0 and 1.
+        ValueError: epsilon or sensitivity not above 0, delta not between 0 and 1, or a sigma too large for a number.
     """
     if not (epsilon > 0 and 0 < delta < 1 and sensitivity > 0):
         raise ValueError("epsilon and sensitivity must be above 0, delta between 0 and 1")
     low = high = 1.0
     while gaussian_delta(epsilon, high, 1.0) > delta:
         high *= 2
+    if not math.isfinite(high * sensitivity):
+        raise ValueError("the noise would be infinite: lower clip, or raise epsilon or delta")
     while gaussian_delta(epsilon, low, 1.0) <= delta:
         low /= 2
     while high > low * (1 + PRECISION):  # delta falls with sigma; the larger end always suffices

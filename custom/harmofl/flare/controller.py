@@ -72,6 +72,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         """Resolve the experiment, take over a checkpoint where the job names one, announce the run."""
         try:
             self.run = open_run(fl_ctx, [client.name for client in self._engine.get_clients()])
+            self.run.begin("before its first task")
             settings = self.run.experiment.federation
             if settings.minimum_sites > len(self.run.expected):
                 raise ExperimentError(
@@ -92,24 +93,20 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         """Gather the amplitude where it is estimated before training, run the rounds, evaluate, write the evidence."""
         if abort_signal.triggered:  # starting has failed
             return
-        if self.run.gathers_before_training and self.run.amplitude is None:
+        run = self.run
+        if run.gathers_before_training and run.amplitude is None:
             self._gather_amplitude(abort_signal, fl_ctx)
         if abort_signal.triggered:
             return
         super().control_flow(abort_signal, fl_ctx)
-        if abort_signal.triggered:
-            line = f"the job was stopped in round {self._current_round}{self.run.waited_for()}"
-            note_failure(self.run.folder, f"{line}; the server's log.txt says what ended it")
-        if abort_signal.triggered or self._current_round != self.run.experiment.federation.rounds:
-            return
-        self._evaluate(abort_signal, fl_ctx)
+        if not abort_signal.triggered and self._current_round == run.experiment.federation.rounds:
+            self._evaluate(abort_signal, fl_ctx)
 
     def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
         """Close the round's books between the last answer and the aggregation."""
         super().handle_event(event_type, fl_ctx)
         if event_type == AppEventType.ROUND_STARTED:
-            self.run.refused.clear()
-            self.run.waiting = set(self.run.expected)
+            self.run.begin(f"in round {self._current_round}")
             self._min_clients = self.run.needed_sites(with_amplitude=self.run.estimates_in_first_round)
         elif event_type == AppEventType.BEFORE_AGGREGATION:
             try:
@@ -134,7 +131,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 
     def _process_train_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         super()._process_train_result(client_task, fl_ctx)
-        self.run.waiting.discard(client_task.client.name)
+        self.run.answered(client_task.client.name)
         if client_task.client.name not in self.aggregator.accepted:
             _wait_for_one_more(client_task.task)
 
@@ -245,6 +242,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         if len(answers) < needed:  # the evidence of what was trained is kept, but the job has failed
             missing = self.run.reasons([site for site in run.expected if site not in answers], "no answer")
             self.system_panic(f"evaluation: {len(answers)} sites answered, {needed} are needed ({missing})", fl_ctx)
+            return
+        run.finish()
 
     def _ask(
         self,
@@ -262,7 +261,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         def take(client_task: ClientTask, fl_ctx: FLContext) -> None:
             site, result = client_task.client.name, client_task.result
             client_task.result = None
-            self.run.waiting.discard(site)
+            self.run.answered(site)
             try:
                 if not self._note_failure(site, result, fl_ctx) and received(site, unpack_update(result)):
                     return
@@ -273,8 +272,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             if len(self.run.expected) - len(lost) >= needed:  # else nobody is left to wait for
                 _wait_for_one_more(client_task.task)
 
-        self.run.refused.clear()
-        self.run.waiting = set(self.run.expected)
+        self.run.begin("while the amplitude was gathered" if task_name == AMPLITUDE_TASK else "during the evaluation")
         self.run.header(self._current_round or self._start_round).attach(data)
         self.broadcast_and_wait(
             task=Task(name=task_name, data=data, timeout=self._train_timeout, result_received_cb=take),

@@ -3,15 +3,18 @@
 import logging
 import os
 import traceback
+from collections.abc import Mapping
+from typing import Any
 
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 import harmofl
 from harmofl.experiment import ExperimentError
+from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.filters import note_run, require_filter
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.site import SiteError, is_simulated, resolve_job, site_config
@@ -72,6 +75,9 @@ class HarmoFLExecutor(Executor):
         self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")
         participant = Participant(experiment, site, header.run_id, lambda: abort_signal.triggered, self.logger)
         result = self._dispatch(participant, task_name, header, shareable)
+        if not site.simulated:
+            scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
+            refuse_other_names(result.numbers, allowed_names(scope))
         self._report(task_name, header, result, fl_ctx)
         return pack_update(result)
 

@@ -14,6 +14,7 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable
 
 from harmofl.evidence.results import NoiseStatement
+from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import NoiseSettings, SiteError, minimum_cases, noise_settings, site_config
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, pack_error, pack_update, unpack_update
@@ -29,11 +30,12 @@ class RefusedAnswerError(RuntimeError):
 class AmplitudeFilter(Filter):
     """Stands among the task_result_filters of the scope in a site's local/privacy.json.
 
-    It lets out what the contract between server and sites knows, and refuses any other answer as a whole; this also
-    means that jobs of other software need a scope of their own. It drops an amplitude of fewer patients than the
-    scope's `minimum_cases` (5); weights and numbers leave without it. Where the scope asks for `amplitude_noise`, it
-    drops an amplitude whose patients were not clipped as asked, and adds the noise. A run gets one noised amplitude:
-    what was sent is kept with the site's state, and sent again when the run asks again.
+    It lets out what the contract between server and sites knows, scores and reasons under names that are known
+    beforehand, and refuses any other answer as a whole; this also means that jobs of other software need a scope of
+    their own. It drops an amplitude of fewer patients than the scope's `minimum_cases` (5); weights and numbers leave
+    without it. Where the scope asks for `amplitude_noise`, it drops an amplitude whose patients were not clipped as
+    asked, and adds the noise. A run gets one noised amplitude: what was sent is kept with the site's state, and sent
+    again when the run asks again.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -45,10 +47,10 @@ class AmplitudeFilter(Filter):
         """
         if shareable.get_return_code() != ReturnCode.OK:
             return self._only_an_error(shareable)
-        update = self._within_the_contract(shareable)
+        scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
+        update = self._within_the_contract(shareable, scope)
         if update.amplitude is None:
             return pack_update(update)
-        scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
         try:
             needed, noise = minimum_cases(scope), noise_settings(scope)
             problem = _problem(update.amplitude, needed, noise)
@@ -71,13 +73,14 @@ class AmplitudeFilter(Filter):
         except MessageError as error:
             raise RefusedAnswerError(str(error)) from None
 
-    def _within_the_contract(self, shareable: Shareable) -> UpdateMessage:
+    def _within_the_contract(self, shareable: Shareable, scope: Mapping[str, Any]) -> UpdateMessage:
         try:
             update = unpack_update(shareable)
+            refuse_other_names(update.numbers, allowed_names(scope))
             if _form(shareable) == _form(pack_update(update)) and _all_numeric(update):
                 return update
             FINDINGS.warning(f"an answer holds more than the contract knows: {_form(shareable)}")
-        except MessageError as error:
+        except (MessageError, SiteError) as error:
             FINDINGS.warning(f"an answer is not of the contract: {error}")
         raise RefusedAnswerError(
             "the answer is not sent: it holds more than weight differences, an amplitude and the numbers that "

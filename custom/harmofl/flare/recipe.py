@@ -1,7 +1,6 @@
 """HarmoFLRecipe: a job folder as a FLARE recipe, for SimEnv, PocEnv and ProdEnv."""
 
 import json
-import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NoReturn
@@ -105,17 +104,8 @@ class _FolderConfig(FedJobConfig):
         Raises:
             ExperimentError: something is in the way.
         """
-        target = Path(job_root).resolve() / self.job_name
-        if target == self._held.folder or self._held.folder in target.parents:
-            raise ExperimentError(f"{target}: is where the job itself lies; export it to another folder")
-        if target.exists():
-            raise ExperimentError(f"{target}: is there already; remove it or export to another folder")
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".export-") as place:
-            made = Path(place) / self.job_name
-            written = {META: self._held.meta | self.meta_props} if self.meta_props else {}  # by FLARE's set_recipe_meta
-            copy_job(self._held.folder, made, self._changed | written)
-            made.replace(target)
+        written = {META: self._held.meta | self.meta_props} if self.meta_props else {}  # by FLARE's set_recipe_meta
+        copy_job(self._held.folder, Path(job_root) / self.job_name, self._changed | written)
 
 
 def _refuse_additions() -> NoReturn:

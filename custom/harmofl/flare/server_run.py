@@ -1,6 +1,6 @@
 """ServerRun: what the server knows about the run in progress, shared by its components through the FL context."""
 
-import os
+import fcntl
 import re
 import shutil
 import time
@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
@@ -18,18 +18,20 @@ from harmofl.data.findings import SharedFolderError
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.site import (
-    STATE_ROOT_VARIABLE,
+    SiteError,
     is_simulated,
     read_job_settings,
     resolve_job,
     server_wants_demo,
     simulated_data_root,
+    state_root,
 )
-from harmofl.flare.state import Checkpoint, StateError
+from harmofl.flare.state import Checkpoint, StateError, copy_atomically, write_text_atomically
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
 from harmofl.tasks import place_sites
 
 FINAL_MODEL, BEST_MODEL = DefaultCheckpointFileName.GLOBAL_MODEL, DefaultCheckpointFileName.BEST_GLOBAL_MODEL
+UNFINISHED_FILE = "unfinished.txt"
 JOB_ID = re.compile(r"[0-9a-fA-F][0-9a-fA-F-]{7,63}")
 
 _KEY = "harmofl.run"
@@ -63,7 +65,9 @@ class ServerRun:
     refused: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     closed: list[float] = field(default_factory=list)
+    phase: str = ""
     waiting: set[str] = field(default_factory=set)
+    lock: IO[str] | None = None  # held while this job may write to the state of its run
 
     @property
     def estimates_in_first_round(self) -> bool:
@@ -92,9 +96,25 @@ class ServerRun:
         """Why each of these sites is missing."""
         return "; ".join(f"{site}: {self.refused.get(site, otherwise)}" for site in sites)
 
-    def waited_for(self) -> str:
-        """Which sites have not answered the task in progress, for a line about a run that ended."""
-        return f" while it waited for {', '.join(sorted(self.waiting))}" if self.waiting else ""
+    def begin(self, phase: str) -> None:
+        """A task goes out to all sites; `phase` says when, for a line about a job that ends in it."""
+        self.phase, self.waiting = phase, set(self.expected)
+        self.refused.clear()
+        self._note_waiting()
+
+    def answered(self, site: str) -> None:
+        """A site has answered the task in progress, well or badly."""
+        self.waiting.discard(site)
+        self._note_waiting()
+
+    def finish(self) -> None:
+        """The job has done all it was asked to do."""
+        (self.folder / UNFINISHED_FILE).unlink(missing_ok=True)
+
+    def _note_waiting(self) -> None:
+        """Say where the job is in a file that a hard end leaves behind, be it of this process or of one at a site."""
+        missing = f", when {', '.join(sorted(self.waiting))} had not answered" if self.waiting else ""
+        write_text_atomically(f"the job ended {self.phase}{missing}\n", self.folder / UNFINISHED_FILE)
 
     def count_bytes(self, site: str, sent: dict[str, int]) -> None:
         """Note the bytes of one answer, by kind, and add them to those of the whole run."""
@@ -140,10 +160,7 @@ class ServerRun:
         """Copy a model file of this job into the server's store, as a whole or not at all."""
         if self.store is None:
             return
-        self.store.mkdir(parents=True, exist_ok=True)
-        copy = self.store / f".{name}"
-        shutil.copyfile(self.folder / name, copy)
-        os.replace(copy, self.store / name)
+        copy_atomically(self.folder / name, self.store / name)
 
 
 def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
@@ -164,6 +181,9 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     if experiment.federation.resume_from:
         path = checkpoint_path(experiment.federation.resume_from, run.store)
         run.continue_from(Checkpoint.load(path))
+    if run.store is not None:
+        run.lock = _lock(run.store.with_name(f".{run.run_id}"))
+    if experiment.federation.resume_from:
         _take_best_model(path.with_name(BEST_MODEL), run)
     fl_ctx.set_prop(_KEY, run, private=True, sticky=True)
     return run
@@ -191,14 +211,33 @@ def checkpoint_path(resume_from: str, store: Path | None) -> Path:
     return path
 
 
+def _lock(path: Path) -> IO[str]:
+    """Hold the run for this job until its process ends, however it ends.
+
+    Raises:
+        StateError: another job of this server goes on with the run; sites keep one state for both.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    held = path.open("w")
+    try:
+        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        held.close()
+        raise StateError(
+            "the run that this job goes on with is still going in another job; abort that one first"
+        ) from None
+    return held
+
+
 def _store(fl_ctx: FLContext) -> Path | None:
     """Where this server keeps the checkpoints of a job."""
     if is_simulated(fl_ctx):
         return None
-    state = os.environ.get(STATE_ROOT_VARIABLE)
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-    # inside a job FLARE gives the server the project's name; its state folder is called what jobs call it
-    root = Path(state) / "server" if state else Path(workspace.get_root_dir()) / "harmofl"
+    try:  # inside a job FLARE gives the server the project's name; its state folder is called what jobs call it
+        root = state_root("server", Path(workspace.get_root_dir()))
+    except SiteError as error:
+        raise StateError(str(error)) from None
     return root / "runs" / str(fl_ctx.get_job_id())
 
 

@@ -1,6 +1,7 @@
 """SiteConfig: what belongs to a hospital and not to a job: its data, its machine, its limits."""
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from harmofl.sections import Section, first_problem, nearest
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
+DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 MINIMUM_CASES = 5  # a mean amplitude of fewer patients does not leave a hospital that has not said otherwise
 
 
@@ -102,13 +104,14 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
     The order for the data root is: HARMOFL_DATA_ROOT, the scope's `data_root`, the job's `data.simulated_root`.
 
     Raises:
-        SiteError: code `no_data_root` outside simulation, naming the two ways to set it; `minimum_cases` and
-            `noise_settings` for a limit of the scope that cannot be used.
+        SiteError: code `no_data_root` outside simulation, naming the two ways to set it; `relative_data_root` and
+            `relative_state_root`; for a property of the scope that cannot be used its name, for noise
+            `noise_settings`.
     """
     name = fl_ctx.get_identity_name()
     simulated = is_simulated(fl_ctx)
     scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
-    root = os.environ.get(DATA_ROOT_VARIABLE) or scope.get("data_root")
+    root = os.environ.get(DATA_ROOT_VARIABLE) or data_root(scope)
     if not root and simulated:
         template = _simulated_root(read_job_settings(fl_ctx))
         root = template.replace("{SITE_NAME}", name) if template else None
@@ -120,15 +123,15 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
     if root and not Path(root).is_absolute():
         raise SiteError("relative_data_root", f"site {name}: its data root is a relative path; give an absolute one")
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-    state = os.environ.get(STATE_ROOT_VARIABLE)
+    count, most = workers(scope), threads(scope)
     return SiteConfig(
         name=name,
         simulated=simulated,
         data_root=Path(root) if root else None,
-        state_root=Path(state) / name if state else Path(workspace.get_root_dir()) / "harmofl",
-        device=str(scope.get("device", "auto")),
-        workers=int(scope["workers"]) if "workers" in scope else None if root else 0,
-        threads=int(scope["threads"]) if "threads" in scope else _simulated_threads() if simulated else None,
+        state_root=state_root(name, Path(workspace.get_root_dir())),
+        device=device(scope),
+        workers=0 if count is None and not root else count,
+        threads=_simulated_threads() if most is None and simulated else most,
         minimum_cases=minimum_cases(scope, otherwise=1 if simulated else MINIMUM_CASES),
         amplitude_noise=noise_settings(scope),
     )
@@ -140,10 +143,65 @@ def minimum_cases(scope: Mapping[str, Any], otherwise: int = MINIMUM_CASES) -> i
     Raises:
         SiteError: code `minimum_cases`, where it is no whole number above 0.
     """
-    number = scope.get("minimum_cases", otherwise)
-    if isinstance(number, bool) or not isinstance(number, int) or number < 1:
-        raise SiteError("minimum_cases", "minimum_cases in local/privacy.json must be a whole number above 0")
-    return number
+    return _whole_number(scope, "minimum_cases", 1, otherwise)
+
+
+def workers(scope: Mapping[str, Any]) -> int | None:
+    """How many processes may decode, as the privacy scope says; None where it does not.
+
+    Raises:
+        SiteError: code `workers`, where it is no whole number.
+    """
+    return _whole_number(scope, "workers", 0, 0) if "workers" in scope else None
+
+
+def threads(scope: Mapping[str, Any]) -> int | None:
+    """How many threads may compute, as the privacy scope says; None where it does not.
+
+    Raises:
+        SiteError: code `threads`, where it is no whole number above 0.
+    """
+    return _whole_number(scope, "threads", 1, 1) if "threads" in scope else None
+
+
+def device(scope: Mapping[str, Any]) -> str:
+    """What the site trains on, as its privacy scope says: auto, cpu, cuda, or a card by its number.
+
+    Raises:
+        SiteError: code `device`.
+    """
+    name = scope.get("device", "auto")
+    if not isinstance(name, str) or not DEVICE.fullmatch(name):
+        raise SiteError("device", "device in local/privacy.json must be auto, cpu, cuda or, by number, cuda:1")
+    return name
+
+
+def data_root(scope: Mapping[str, Any]) -> str | None:
+    """The scope's `data_root`, None where it has none.
+
+    Raises:
+        SiteError: code `data_root`, where it is no text.
+    """
+    root = scope.get("data_root")
+    if root is not None and not isinstance(root, str):
+        raise SiteError("data_root", "data_root in local/privacy.json must be text, an absolute path")
+    return root or None
+
+
+def state_root(name: str, workspace: Path) -> Path:
+    """Where what must last is kept for a site: below HARMOFL_STATE_ROOT in a folder of its name, else the workspace.
+
+    Raises:
+        SiteError: code `relative_state_root`; its jobs and its commands run in different folders.
+    """
+    root = os.environ.get(STATE_ROOT_VARIABLE)
+    if not root:
+        return workspace / "harmofl"
+    if not Path(root).is_absolute():
+        raise SiteError(
+            "relative_state_root", f"site {name}: {STATE_ROOT_VARIABLE} is a relative path; give an absolute one"
+        )
+    return Path(root) / name
 
 
 def noise_settings(scope: Mapping[str, Any]) -> NoiseSettings | None:
@@ -166,6 +224,14 @@ def noise_settings(scope: Mapping[str, Any]) -> NoiseSettings | None:
     except ValidationError as error:
         problem = first_problem(error, NoiseSettings, "amplitude_noise.")
         raise SiteError("noise_settings", f"local/privacy.json: {problem}") from None
+
+
+def _whole_number(scope: Mapping[str, Any], key: str, least: int, otherwise: int) -> int:
+    number = scope.get(key, otherwise)
+    if isinstance(number, bool) or not isinstance(number, int) or number < least:
+        allowed = f"above {least - 1}" if least else "of 0 or more"
+        raise SiteError(key, f"{key} in local/privacy.json must be a whole number {allowed}")
+    return number
 
 
 def _simulated_threads() -> int:

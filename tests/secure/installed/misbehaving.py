@@ -36,11 +36,12 @@ class Slow(HarmoFLExecutor):
         return result
 
 
-class HoldsInRoundOne(HarmoFLExecutor):
-    """HK stands still in round 1 for as long as there is a file to hold it."""
+class Holds(HarmoFLExecutor):
+    """HK stands still in the task, and round, that the file names which holds it."""
 
     def _perform(self, task_name, shareable, fl_ctx, abort_signal):
-        if _is_hk(fl_ctx, task_name, shareable, 1) and HOLD.exists():
+        place = f"{task_name} {shareable.get_header('current_round')}" if task_name == "train" else task_name
+        if fl_ctx.get_identity_name() == "HK" and HOLD.exists() and HOLD.read_text() == place:
             HOLDING.touch()
             while HOLD.exists() and not abort_signal.triggered:
                 time.sleep(0.2)

@@ -67,6 +67,9 @@ def test_places_of_workspace_and_state(site: Path, tmp_path: Path, monkeypatch: 
     assert (kit.workspace, kit.state_root) == (tmp_path / "work", tmp_path / "work/harmofl")
     monkeypatch.setenv("HARMOFL_STATE_ROOT", str(tmp_path / "states"))
     assert kit.state_root == tmp_path / "states/HK"
+    monkeypatch.setenv("HARMOFL_STATE_ROOT", "states")
+    with pytest.raises(KitError, match="site HK: HARMOFL_STATE_ROOT is a relative path; give an absolute one"):
+        assert kit.state_root
 
 
 def test_a_sites_own_file_wins_over_the_default(site: Path) -> None:
@@ -118,7 +121,9 @@ def test_no_privacy_file_is_a_warning(site: Path) -> None:
         ({"minimum_cases": "5"}, "error", "minimum_cases"),
         ({"minimum_cases": True}, "error", "minimum_cases"),
         ({"workers": -1}, "error", "workers is -1"),
-        ({"threads": 0}, "error", "threads is 0"),
+        ({"threads": 0}, "error", "threads is 0; threads in local/privacy.json must be a whole number above 0"),
+        ({"workers": None}, "error", "workers is null"),
+        ({"workers": True}, "error", "workers is true"),
         ({"minimum_case": 9}, "warning", "did you mean 'minimum_cases'?"),
         ({"amplitude_noise": {"clip": 5.0, "epsilon": 1.0}}, "error", "amplitude_noise.delta"),
         ({"amplitude_noise": {"clip": 5.0, "epsilon": 1.0, "delta": 1.0}}, "error", "amplitude_noise.delta"),
@@ -176,12 +181,14 @@ def test_a_default_scope_must_exist(site: Path, default: str | None, part: str) 
     assert check.state == "error" and part in check.message
 
 
-def test_what_flares_own_parser_refuses_is_an_error(site: Path) -> None:
+def test_what_flares_own_parser_refuses_is_an_error(site: Path, capfd: pytest.CaptureFixture[str]) -> None:
     content = json.loads(set_privacy(site).read_text())
     content["scopes"] *= 2  # two scopes of one name
     write(site, "privacy.json", content)
     (check,) = of(policy(site), "privacy.json")
     assert check.state == "error" and "duplicate" in check.message
+    told = capfd.readouterr()
+    assert told.out + told.err == "", "FLARE prints it, too"
 
 
 def test_a_broken_file_does_not_hide_the_next_one(site: Path) -> None:
@@ -189,3 +196,9 @@ def test_a_broken_file_does_not_hide_the_next_one(site: Path) -> None:
     first, second = policy(site)
     assert first.state == "error" and "privacy.json: is no JSON" in first.message
     assert second.subject == "log_config.json.default"
+
+
+def test_names_that_are_no_list_are_said_before_a_job_comes(site: Path) -> None:
+    set_privacy(site, allowed_names="dice")
+    found = [check for check in check_policy(open_kit(site)) if "allowed_names" in check.message]
+    assert [check.state for check in found] == ["error"]

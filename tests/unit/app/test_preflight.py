@@ -115,6 +115,12 @@ def test_a_data_root_that_cannot_be_used(site: Path, lines: Lines, root: str, pa
     assert f"data_root in local/privacy.json: {root} {part}" in line
 
 
+def test_a_data_root_that_is_no_text(site: Path, lines: Lines) -> None:
+    set_privacy(site, data_root=5)
+    (line,) = lines(site)
+    assert line == "error: data: data_root is 5; data_root in local/privacy.json must be text, an absolute path"
+
+
 def test_the_environment_wins_over_the_scope(site: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARMOFL_DATA_ROOT", "/nowhere")
     (line,) = lines(site)

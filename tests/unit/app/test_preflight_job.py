@@ -92,6 +92,14 @@ def test_a_bundle_of_this_package(site: Path, packed: Packed, lines: Lines) -> N
     )
 
 
+@pytest.mark.parametrize("files", [5, None, []])
+def test_a_manifest_that_lists_no_files(site: Path, packed: Packed, lines: Lines, files: Any) -> None:
+    made = packed()
+    rewrite(made, files=files)
+    (line,) = lines(site, made)
+    assert line == "error: manifest.json: lists no files; ask the lead for the bundle as it was made"
+
+
 def test_a_bundle_of_another_version(site: Path, packed: Packed, lines: Lines) -> None:
     made = packed()
     rewrite(made, harmofl="0.0.9")

@@ -5,7 +5,6 @@ import shutil
 import socket
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -68,6 +67,13 @@ def test_a_running_site_is_a_warning(site: Path, sleep: Sleep) -> None:
     assert f"the client is running as process {daemon}" in checks[0].message
 
 
+def test_a_site_that_runs_without_pid_files_is_a_warning(site: Path, sleep: Sleep) -> None:
+    client = sleep(*flare_of(site))
+    checks = see("running", site)
+    assert [check.state for check in checks] == ["warning"]
+    assert f"the client is running as process {client}" in checks[0].message
+
+
 @pytest.mark.parametrize("content", ["4194304999", "", "word"])
 def test_a_stale_pid_file_is_a_warning(site: Path, content: str) -> None:
     (site / "daemon_pid.fl").write_text(content)  # no number is as large: the kernel's limit is 2^22
@@ -126,15 +132,6 @@ def test_a_port_that_this_server_holds_itself_is_a_note(kits: Provisioning, tmp_
     assert check.state == "note" and f"process {pid}" in check.message
 
 
-def test_storage_in_tmp_is_a_warning(kits: Provisioning, tmp_path: Path) -> None:
-    server = kits.copy("server", tmp_path / "server")
-    checks = see("storage", server)  # as provisioned: snapshots and jobs
-    assert [check.state for check in checks] == ["warning", "warning"] and checks[0].mend
-    path = server / "local/resources.json"
-    path.write_text((server / "local/resources.json.default").read_text().replace("/tmp/", "/var/lib/"))
-    assert [check.state for check in see("storage", server)] == ["ok"]
-
-
 def give_cards(monkeypatch: pytest.MonkeyPatch, *memory: float) -> None:
     cards = [SimpleNamespace(name="card", total_memory=int(size * GIB)) for size in memory]
     monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(cards))
@@ -160,10 +157,11 @@ def promise(kit: Path, count: int, memory: float) -> None:
         ("cuda", [], ["error", "ok"]),
         ("cuda:1", [16.0], ["error", "ok"]),
         ("gpu", [16.0], ["error", "ok"]),
+        (0, [16.0], ["error", "ok"]),
     ],
 )
 def test_the_gpu_against_the_sites_device(
-    site: Path, monkeypatch: pytest.MonkeyPatch, device: str, cards: list[float], states: list[str]
+    site: Path, monkeypatch: pytest.MonkeyPatch, device: Any, cards: list[float], states: list[str]
 ) -> None:
     give_cards(monkeypatch, *cards)
     set_privacy(site, device=device)
@@ -247,35 +245,3 @@ def test_shared_memory_against_loader_processes(
     assert check.subject == "shared memory" and check.state == state
     if state == "warning":
         assert "--shm-size" in check.mend and '"workers": 0' in check.mend
-
-
-def test_a_full_disk(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    needed = 10 * 10**6 + 10**7 + 800 * 2**20  # ten models, the images, the logs
-    disk_of(monkeypatch, needed - 1)
-    assert [check.state for check in see("disk", site, DEMAND)] == ["error", "error"]
-    disk_of(monkeypatch, needed)
-    assert [check.state for check in see("disk", site, DEMAND)] == ["ok", "ok"]
-    disk_of(monkeypatch, GIB - 1)
-    assert [check.state for check in see("disk", site, None)] == ["warning", "warning"]
-
-
-def test_a_disk_probe_leaves_nothing(site: Path) -> None:
-    before = sorted(site.rglob("*"))
-    assert [check.state for check in see("disk", site, None)] == ["ok", "ok"]
-    assert sorted(site.rglob("*")) == before
-
-
-def test_a_state_root_that_cannot_be_written(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HARMOFL_STATE_ROOT", "/proc/states")  # nobody can create a file there, not even root
-    workspace, state = see("disk", site, None)
-    assert workspace.state == "ok"
-    assert state.state == "error" and "/proc cannot be written" in state.message and state.mend
-
-
-def test_a_read_only_workspace(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(**_: Any) -> None:
-        raise OSError(30, "Read-only file system")
-
-    monkeypatch.setattr(tempfile, "TemporaryFile", refuse)
-    check = see("disk", site, None)[0]
-    assert check.state == "error" and f"{site} cannot be written (Read-only file system)" in check.message

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,13 +12,16 @@ import pytest
 from nvflare.fuel.flare_api.api_spec import InternalError, JobNotFound, JobNotRunning
 
 from harmofl.app import resume as resume_module
+from harmofl.app import session as session_module
 from harmofl.app import watch as watch_module
 from harmofl.app.bundle import bundle
 from harmofl.app.job import JobError, read_job
 from harmofl.app.resume import resume
 from harmofl.app.session import connected
 from harmofl.app.watch import COMPLETED, progress_lines, watch
+from harmofl.experiment import ExperimentError
 from harmofl.job_folder import MANIFEST
+from tests.unit.app.provisioned import LEAD, Provisioning, closed_port
 
 JOB_ID = "6f84c8d9-90d2-404a-9d40-a8408d110832"
 PROGRESS: dict[str, Any] = {
@@ -155,6 +159,20 @@ def test_an_unknown_job_and_a_taken_folder_are_mistakes(played: Any, tmp_path: P
         watch(tmp_path, JOB_ID, tmp_path / "out")
 
 
+def test_of_a_server_that_is_not_there_only_our_line_is_shown(
+    kits: Provisioning, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(session_module, "PATIENCE", 1.0)
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a command: Python itself prints warnings then
+    kit = kits.copy(LEAD, tmp_path / "lead", port=closed_port())
+    with pytest.raises(JobError, match="cannot log in"), connected(kit):
+        pass
+    told = capfd.readouterr()
+    assert told.out + told.err == ""
+    logging.getLogger("harmofl").warning("our own line")
+    assert capfd.readouterr().err == "our own line\n"
+
+
 def test_a_kit_without_a_user_is_named(tmp_path: Path) -> None:
     with pytest.raises(JobError, match="no kit of a user"), connected(tmp_path):
         pass
@@ -189,7 +207,10 @@ def test_a_mistaken_id_or_a_taken_folder_writes_nothing(job: Path, tmp_path: Pat
         resume(job, "../../etc", output=tmp_path / "again", kit=None)
     assert not (tmp_path / "again").exists()
     (tmp_path / "again" / job.name).mkdir(parents=True)
-    with pytest.raises(JobError, match="is there already"):
+    with pytest.raises(ExperimentError, match="is where the job itself lies"):
+        resume(job, JOB_ID, output=job / "again", kit=None)
+    assert not (job / "again").exists()
+    with pytest.raises(ExperimentError, match="is there already"):
         resume(job, JOB_ID, output=tmp_path / "again", kit=None)
 
 

@@ -71,6 +71,13 @@ def test_what_has_no_meaning_is_refused(bad):
         calibrate_sigma(*bad)
 
 
+@pytest.mark.parametrize("bad", [(1.0, 1e-5, 1e308), (1e-9, 1e-5, 1e305), (1.0, 1e-5, math.inf)])
+def test_infinite_noise_is_refused(bad):
+    with pytest.raises(ValueError, match=r"^the noise would be infinite: lower clip") as caught:
+        calibrate_sigma(*bad)
+    assert "\n" not in str(caught.value)
+
+
 def test_noise_is_normal_and_no_seed_gives_it_back():
     draws = []
     for _ in range(2):
@@ -85,7 +92,7 @@ def test_noise_is_normal_and_no_seed_gives_it_back():
     assert abs(np.corrcoef(draws[0].ravel(), draws[1].ravel())[0, 1]) < 0.05
 
 
-@pytest.mark.parametrize(("height", "width"), [(64, 64), (96, 80), (65, 67)])
+@pytest.mark.parametrize(("height", "width"), [(64, 64), (96, 80), (65, 67), (4, 4), (5, 6), (3, 2)])
 def test_the_center_of_a_profile_is_a_1_over_f_image_of_power_1(height, width):
     rows, columns = np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None]
     radius = np.hypot(rows, columns)
@@ -101,6 +108,7 @@ def test_the_center_of_a_profile_is_a_1_over_f_image_of_power_1(height, width):
         if inside.any():
             expected[place] = math.log(amplitude[inside].mean())
     center = clipping_center("site_gain", 3, height, width, 0.1).numpy()
+    # few coefficients show what DC would add to the power, which is left out
     assert center.shape == (3, 2 * octaves - 1) and (center == center[:1]).all()
     assert [center[0, place] for place in expected] == pytest.approx(list(expected.values()), abs=1e-4)
 

@@ -10,7 +10,7 @@ from harmofl.experiment import ExperimentError
 from harmofl.flare.live import FAILURE_FILE, note_failure, progress, seconds_left
 from harmofl.flare.persistor import keep_if_best, save_model_file
 from harmofl.flare.record import close_round
-from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, checkpoint_path
+from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, UNFINISHED_FILE, _lock, _take_best_model, checkpoint_path
 from harmofl.flare.state import Checkpoint, StateError
 
 JOB = "6f84c8d9-90d2-404a-9d40-a8408d110832"
@@ -103,11 +103,54 @@ def test_the_first_reason_of_a_failure_is_kept(tmp_path: Path) -> None:
     assert (tmp_path / FAILURE_FILE).read_text() == "round 1: 2 of 3 sites accepted\n"
 
 
-def test_sites_that_did_not_answer_are_named(stored) -> None:
-    stored.waiting = {"C", "A"}
-    assert stored.waited_for() == " while it waited for A, C"
-    stored.waiting = set()
-    assert stored.waited_for() == ""
+def test_a_job_that_ends_hard_has_told_where_it_was(stored) -> None:
+    told = stored.folder / UNFINISHED_FILE
+    stored.begin("in round 1")
+    assert told.read_text() == "the job ended in round 1, when A, B, C had not answered\n"
+    stored.answered("B")
+    assert told.read_text() == "the job ended in round 1, when A, C had not answered\n"
+    for site in "AC":
+        stored.answered(site)
+    assert told.read_text() == "the job ended in round 1\n"
+    stored.finish()
+    assert not told.exists()
+
+
+def test_two_jobs_never_go_on_with_one_run(tmp_path: Path) -> None:
+    held = _lock(tmp_path / "runs" / ".0123abcd")
+    with pytest.raises(StateError, match="still going in another job"):
+        _lock(tmp_path / "runs" / ".0123abcd")
+    held.close()  # as when its process has ended, however it ended
+    _lock(tmp_path / "runs" / ".0123abcd").close()
+
+
+def test_a_copy_that_fails_leaves_the_old_checkpoint(stored, weights, monkeypatch) -> None:
+    save_model_file(weights, stored, 1, stored.folder / FINAL_MODEL)
+    before = (stored.store / FINAL_MODEL).read_bytes()
+
+    def full(*_) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("harmofl.flare.state.shutil.copyfileobj", full)
+    with pytest.raises(OSError, match="No space left"):
+        save_model_file({**weights, "w": weights["w"] + 1}, stored, 2, stored.folder / FINAL_MODEL)
+    assert (stored.store / FINAL_MODEL).read_bytes() == before
+    assert [path.name for path in stored.store.iterdir()] == [FINAL_MODEL]
+
+
+def test_the_best_model_so_far_comes_along(stored, weights) -> None:
+    keep_if_best(stored, 0.5, 1, weights)
+    kept, best = stored.store / BEST_MODEL, (stored.store / BEST_MODEL).read_bytes()
+    resumed = type(stored)(stored.experiment, False, stored.folder / "new", ["A"], stored.store.with_name(OTHER))
+    resumed.folder.mkdir()
+    _take_best_model(kept, resumed)
+    assert not (resumed.folder / BEST_MODEL).exists(), "there is no best round yet"
+    resumed.best_round = 1
+    _take_best_model(kept, resumed)
+    assert (resumed.folder / BEST_MODEL).read_bytes() == (resumed.store / BEST_MODEL).read_bytes() == best
+    kept.unlink()
+    with pytest.raises(StateError, match="must lie beside the checkpoint"):
+        _take_best_model(kept, resumed)
 
 
 def test_what_was_sent_adds_up_by_kind(stored) -> None:

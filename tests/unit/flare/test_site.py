@@ -74,6 +74,40 @@ def test_a_limit_that_is_no_number_of_patients_is_refused(context: Any, number: 
     assert caught.value.code == "minimum_cases"
 
 
+@pytest.mark.parametrize(
+    ("key", "value", "rule"),
+    [
+        ("workers", "two", "a whole number of 0 or more"),
+        ("workers", -1, "a whole number of 0 or more"),
+        ("workers", None, "a whole number of 0 or more"),
+        ("workers", True, "a whole number of 0 or more"),
+        ("threads", 0, "a whole number above 0"),
+        ("threads", 2.0, "a whole number above 0"),
+        ("device", "gpu", "auto, cpu, cuda or, by number, cuda:1"),
+        ("device", "cuda:", "auto, cpu"),
+        ("device", 0, "auto, cpu"),
+        ("device", "cpu\n", "auto, cpu"),
+        ("data_root", 5, "text"),
+        ("data_root", ["/patients/Jane"], "text"),
+    ],
+)
+def test_a_property_that_cannot_be_used_is_named_without_its_value(
+    context: Any, key: str, value: Any, rule: str
+) -> None:
+    with pytest.raises(SiteError) as caught:
+        site_config(context(simulated=False, scope={"data_root": "/data", key: value}))
+    assert caught.value.code == key and str(caught.value).startswith(f"{key} in local/privacy.json must be {rule}")
+    assert "\n" not in str(caught.value) and "/data" not in str(caught.value) and "Jane" not in str(caught.value)
+
+
+def test_a_relative_state_root_is_refused_without_its_name(context: Any, monkeypatch: Any) -> None:
+    monkeypatch.setenv("HARMOFL_STATE_ROOT", "states/Jane")
+    for simulated in (False, True):
+        with pytest.raises(SiteError, match="site HK: HARMOFL_STATE_ROOT is a relative path") as caught:
+            site_config(context(simulated=simulated, scope={"data_root": "/data"}))
+        assert caught.value.code == "relative_state_root" and "Jane" not in str(caught.value)
+
+
 def test_noise_on_the_amplitude_is_the_sites_own_choice(context: Any) -> None:
     scope = {"data_root": "/data", "amplitude_noise": {"clip": 5, "epsilon": 1.0, "delta": 1e-5}}
     noise = site_config(context(simulated=False, scope=scope)).amplitude_noise
