@@ -8,15 +8,17 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
-from harmofl.methods import PRESETS, method_overrides
-from harmofl.sections import ExperimentError, Section, first_problem, nearest
+from harmofl.methods import METHOD_DEFAULTS, PRESETS, method_overrides, method_problem
+from harmofl.sections import ExperimentError, Section, fill, first_problem, nearest, set_key
 
 FILE_NAME = "experiment.json"
 
 
 Positive = Annotated[float, Field(gt=0)]
+NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Fraction = Annotated[float, Field(gt=0, lt=1)]
+Share = Annotated[float, Field(ge=0, lt=1)]
 
 
 class DataSettings(Section):
@@ -92,31 +94,43 @@ class AmplitudeSettings(Section):
 class PerturbationSettings(Section):
     """Length alpha of the ascent step over all parameters (Eq 6); 0 switches it off."""
 
-    alpha: Annotated[float, Field(ge=0)] = 0.05
+    alpha: NotNegative = 0.05
 
 
 class TrainingSettings(Section):
-    """Local training at a site."""
+    """Local training at a site; `proximal_mu` is FedProx's, the contrastive ones are MOON's mu and temperature."""
 
     optimizer: Literal["adam", "sgd"]
     learning_rate: Positive
-    momentum: Annotated[float, Field(ge=0, lt=1)] = 0.9
-    weight_decay: Annotated[float, Field(ge=0)] = 1e-4
+    momentum: Share = 0.9
+    weight_decay: NotNegative = 1e-4
     batch_size: Count
     local_epochs: Count = 1
     augmentation: Literal["none", "flip_rotate"] = "flip_rotate"
     clip_norm: Positive | None = None
     precision: Literal["float32", "bfloat16", "float16"] = "float32"
     keep_moments: bool = True
+    proximal_mu: NotNegative = 0.0
+    contrastive_weight: NotNegative = 0.0
+    contrastive_temperature: Positive = 0.5
 
 
 class FederationSettings(Section):
-    """Rounds and rules of the federation; times in seconds."""
+    """Rounds and rules of the federation; times in seconds.
+
+    `server_betas` and `server_epsilon` are those of server optimizer `adam`. What `local_layers` names never leaves a
+    site; `pooled_data` lets one simulated site train on the data of all.
+    """
 
     rounds: Count
     minimum_sites: Count
     weights: Literal["uniform", "samples"] = "uniform"
     server_learning_rate: Positive = 1.0
+    server_optimizer: Literal["average", "nova", "adam"] = "average"
+    server_betas: tuple[Share, Share] = Field(default=(0.9, 0.99), strict=False)
+    server_epsilon: Positive = 1e-3
+    local_layers: Literal["none", "norm", "all"] = "none"
+    pooled_data: bool = False
     round_timeout: Annotated[int, Field(ge=60)] = 24 * 3600
     straggler_wait: Annotated[int, Field(ge=0)] = 600
     resume_from: str | None = None
@@ -153,6 +167,13 @@ class Experiment(Section):
                 f"training.batch_size {batch} is below amplitude.minimum_cases {amplitude.minimum_cases}, so that no "
                 "amplitude of a first batch would be sent; raise the one or lower the other"
             )
+        return self
+
+    @model_validator(mode="after")
+    def _methods_stand_together(self) -> Self:
+        problem = method_problem(self)
+        if problem:
+            raise ValueError(problem)
         return self
 
     @property
@@ -197,8 +218,8 @@ def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
 def resolve(settings: dict[str, Any], *, demo: bool = False, source: str = FILE_NAME) -> Experiment:
     """Apply, in this order, the demo overrides, the method and the amplitude preset, then validate.
 
-    The demo's overrides make a run small; a method is a few overrides of what is written then; the preset fills only
-    what is still not set.
+    The demo's overrides make a run small; a method is a few overrides of what is written then; the method's own
+    numbers and then the preset fill only what is still not set.
 
     Args:
         settings: experiment.json as read.
@@ -217,29 +238,16 @@ def resolve(settings: dict[str, Any], *, demo: bool = False, source: str = FILE_
             overrides = section.get("overrides", {})
             for key, value in overrides.items() if isinstance(overrides, dict) else ():
                 set_key(merged, key, value)
-        for key, value in method_overrides(str(merged.get("method", "harmofl"))).items():
+        method = str(merged.get("method", "harmofl"))
+        for key, value in method_overrides(method).items():
             set_key(merged, key, value)
+        fill(merged, METHOD_DEFAULTS.get(method, {}))
         _fill_from_preset(merged)
         return Experiment.model_validate_json(json.dumps(merged))
     except ValidationError as error:
         raise ExperimentError(f"{source}: {first_problem(error, Experiment)}") from None
     except (ExperimentError, ValueError) as error:
         raise ExperimentError(f"{source}: {error}") from None
-
-
-def set_key(settings: dict[str, Any], dotted: str, value: Any) -> None:
-    """Set `section.key` in place. Unknown names are refused later, by validation, with the nearest known one.
-
-    Raises:
-        ExperimentError: the path runs through something that is not a section.
-    """
-    *sections, last = dotted.split(".")
-    place = settings
-    for section in sections:
-        place = place.setdefault(section, {})
-        if not isinstance(place, dict):
-            raise ExperimentError(f"{dotted}: '{section}' is not a section")
-    place[last] = value
 
 
 def parse_assignment(text: str) -> tuple[str, Any]:
@@ -265,7 +273,4 @@ def _fill_from_preset(settings: dict[str, Any]) -> None:
     name = amplitude.setdefault("preset", "robust")
     if str(name) not in PRESETS:
         raise ExperimentError(f"amplitude.preset: {name!r} is none of {', '.join(PRESETS)}{nearest(name, PRESETS)}")
-    for key, value in PRESETS[name].items():
-        section, _, last = key.partition(".")
-        if isinstance(settings.get(section, {}), dict):
-            settings.setdefault(section, {}).setdefault(last, value)
+    fill(settings, PRESETS[name])

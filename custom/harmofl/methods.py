@@ -29,12 +29,32 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
 )
 
 # FedAvg keeps the preset's intensity step and norm layer: what is compared is the amplitude and the perturbation alone.
+_FEDAVG: dict[str, Any] = {"amplitude.region": "off", "perturbation.alpha": 0.0}
+
 METHODS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "harmofl": {},
         "amplitude_only": {"perturbation.alpha": 0.0},
         "perturbation_only": {"amplitude.region": "off"},
-        "fedavg": {"amplitude.region": "off", "perturbation.alpha": 0.0},
+        "fedavg": _FEDAVG,
+        "fedprox": _FEDAVG,
+        "fednova": _FEDAVG | {"federation.server_optimizer": "nova"},
+        "fedadam": _FEDAVG | {"federation.server_optimizer": "adam"},
+        "fedbn": _FEDAVG | {"federation.local_layers": "norm"},
+        "moon": _FEDAVG,
+        "local_only": _FEDAVG | {"federation.local_layers": "all"},
+        "central": _FEDAVG | {"federation.pooled_data": True},
+    }
+)
+
+# What a method fills where the job says nothing: whoever tunes or sweeps one of these gets the value that was asked
+# for. FedBN needs norm layers that hold something; `fedavg` with the same `network.norm` is its control.
+METHOD_DEFAULTS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
+    {
+        "fedprox": {"training.proximal_mu": 0.01},
+        "fedadam": {"federation.server_learning_rate": 0.01},
+        "fedbn": {"network.norm": "batch"},
+        "moon": {"training.contrastive_weight": 1.0},
     }
 )
 
@@ -50,3 +70,28 @@ def method_overrides(name: str) -> dict[str, Any]:
         hint = f"; did you mean '{near[0]}'?" if near else ""
         raise ValueError(f"method: {name!r} is none of {', '.join(METHODS)}{hint}")
     return METHODS[name]
+
+
+def method_problem(experiment: Any) -> str | None:
+    """Why the settings of an experiment that belong to methods cannot stand together; None where they can."""
+    training, federation = experiment.training, experiment.federation
+    whose = f"(method {experiment.method})"
+    if training.contrastive_weight > 0 and experiment.network.name != "densenet121":
+        return (
+            f"training.contrastive_weight: MOON {whose} contrasts the features before a classifier, which network "
+            f"'{experiment.network.name}' has not; it is for classification with densenet121, choose another method"
+        )
+    if federation.server_optimizer == "nova" and training.proximal_mu > 0:
+        return "training.proximal_mu: FedNova counts steps without a proximal term; set it to 0"
+    kept_apart = federation.local_layers == "all" or federation.pooled_data
+    if kept_apart and experiment.amplitude.region != "off":
+        key = "federation.pooled_data" if federation.pooled_data else "federation.local_layers 'all'"
+        return f"{key} {whose}: there is no shared amplitude to send or use; set amplitude.region to 'off'"
+    if federation.pooled_data and (federation.local_layers != "none" or federation.server_optimizer != "average"):
+        return (
+            f"federation.pooled_data {whose}: one place trains, so federation.local_layers must be 'none' and "
+            "federation.server_optimizer 'average'"
+        )
+    if federation.local_layers == "all" and federation.server_optimizer != "average":
+        return f"federation.server_optimizer {whose}: nothing is sent to optimize; set it to 'average'"
+    return None

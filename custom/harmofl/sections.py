@@ -50,3 +50,26 @@ def nearest(name: str, known: Iterable[str]) -> str:
     """A question with the known name that is nearest, empty where none is near."""
     matches = get_close_matches(str(name), list(known), n=1, cutoff=0.5)
     return f"; did you mean '{matches[0]}'?" if matches else ""
+
+
+def set_key(settings: dict[str, Any], dotted: str, value: Any) -> None:
+    """Set `section.key` in place. Unknown names are refused later, by validation, with the nearest known one.
+
+    Raises:
+        ExperimentError: the path runs through something that is not a section.
+    """
+    *sections, last = dotted.split(".")
+    place = settings
+    for section in sections:
+        place = place.setdefault(section, {})
+        if not isinstance(place, dict):
+            raise ExperimentError(f"{dotted}: '{section}' is not a section")
+    place[last] = value
+
+
+def fill(settings: dict[str, Any], values: dict[str, Any]) -> None:
+    """Set each `section.key` that is not set."""
+    for key, value in values.items():
+        section, _, last = key.partition(".")
+        if isinstance(settings.get(section, {}), dict):
+            settings.setdefault(section, {}).setdefault(last, value)

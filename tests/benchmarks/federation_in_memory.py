@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from harmofl.core.aggregation import StreamingMean
+from harmofl.core.server_rules import apply_difference
 from harmofl.core.training import state_arrays
 from harmofl.experiment import Experiment
 from harmofl.flare.aggregator import AmplitudeGathering
-from harmofl.flare.generator import apply_difference
 from harmofl.flare.participant import Participant
 from harmofl.flare.site import SiteConfig
 from harmofl.flare.wire import AmplitudeStatistic, ModelMessage, UpdateMessage

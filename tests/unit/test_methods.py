@@ -4,8 +4,8 @@ from difflib import get_close_matches
 
 import pytest
 
-from harmofl.experiment import resolve
-from harmofl.methods import METHODS, PRESETS, method_overrides
+from harmofl.experiment import ExperimentError, resolve, set_key
+from harmofl.methods import METHOD_DEFAULTS, METHODS, PRESETS, method_overrides
 
 
 def look_up(experiment, dotted):
@@ -14,12 +14,75 @@ def look_up(experiment, dotted):
     return experiment
 
 
+@pytest.fixture
+def classification(written):
+    """An experiment that every method can run: MOON needs a classifier."""
+    written["network"]["name"] = "densenet121"
+    return written
+
+
 @pytest.mark.parametrize("name", METHODS)
-def test_every_override_of_a_method_reaches_the_experiment(name, written):
-    experiment = resolve(written | {"method": name})
+def test_every_override_of_a_method_reaches_the_experiment(name, classification):
+    experiment = resolve(classification | {"method": name})
     assert experiment.method == name
-    for key, value in METHODS[name].items():
+    for key, value in (METHODS[name] | METHOD_DEFAULTS.get(name, {})).items():
         assert look_up(experiment, key) == value
+
+
+@pytest.mark.parametrize("name", METHOD_DEFAULTS)
+def test_a_number_of_a_method_that_the_job_sets_is_kept(name, classification):
+    others = {"network.norm": "batch_stats"}
+    for key, value in METHOD_DEFAULTS[name].items():
+        asked = others.get(key, value if isinstance(value, str) else value / 2)
+        set_key(classification, key, asked)
+        assert look_up(resolve(classification | {"method": name}), key) == asked
+
+
+def test_baselines_are_fedavg_but_for_their_own_part(classification):
+    """The same task, network, data, seed and local training: only what the method is about differs."""
+    own = {
+        "fedprox": {"training.proximal_mu"},
+        "fednova": {"federation.server_optimizer"},
+        "fedadam": {"federation.server_optimizer", "federation.server_learning_rate"},
+        "fedbn": {"federation.local_layers", "network.norm"},
+        "moon": {"training.contrastive_weight"},
+        "local_only": {"federation.local_layers"},
+        "central": {"federation.pooled_data"},
+    }
+    plain = resolve(classification | {"method": "fedavg"}).model_dump()
+    for name, expected in own.items():
+        other = resolve(classification | {"method": name}).model_dump()
+        sections = [key for key in plain if isinstance(plain[key], dict)]
+        different = {f"{s}.{key}" for s in sections for key in plain[s] if plain[s][key] != other[s][key]}
+        assert different == expected, name
+
+
+def test_fedbn_and_its_control_differ_in_the_norm_layers_place_alone(written):
+    fedbn = resolve(written | {"method": "fedbn"}).model_dump()
+    set_key(written, "network.norm", "batch")
+    control = resolve(written | {"method": "fedavg"}).model_dump()
+    assert (control["method"], control["federation"]["local_layers"]) == ("fedavg", "none")
+    fedbn["method"], fedbn["federation"]["local_layers"] = "fedavg", "none"
+    assert fedbn == control
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "moon"}, "MOON (method moon) contrasts the features before a classifier, which network 'unet'"),
+        ({"method": "fednova", "training.proximal_mu": 0.1}, "training.proximal_mu: FedNova counts steps"),
+        ({"federation.local_layers": "all"}, "set amplitude.region to 'off'"),
+        ({"federation.pooled_data": True}, "federation.pooled_data (method harmofl)"),
+        ({"method": "central", "federation.local_layers": "norm"}, "federation.local_layers must be 'none'"),
+        ({"method": "local_only", "federation.server_optimizer": "adam"}, "nothing is sent to optimize"),
+    ],
+)
+def test_settings_that_cannot_stand_together_are_refused_in_one_line(written, changes, words):
+    for key, value in changes.items():
+        set_key(written, key, value)
+    with pytest.raises(ExperimentError) as caught:
+        resolve(written)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("name", PRESETS)
@@ -40,6 +103,7 @@ def test_methods_are_the_paper_s_ablation():
     parts = {
         name: (settings.get("amplitude.region") != "off", settings.get("perturbation.alpha") != 0.0)
         for name, settings in METHODS.items()
+        if name in ("harmofl", "amplitude_only", "perturbation_only", "fedavg")
     }
     assert parts == {
         "harmofl": (True, True),

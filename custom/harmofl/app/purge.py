@@ -110,7 +110,7 @@ def _folders(parent: Path) -> list[Path]:
 
 def _checkpoint(folder: Path) -> tuple[str | None, int]:
     """The run that a job's checkpoint belongs to and the round that would come next; no run where it tells none."""
-    from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL  # torch with it, for servers only
+    from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL  # torch with it, for servers only
     from harmofl.flare.state import Checkpoint, StateError
 
     for name in () if folder.is_symlink() else (FINAL_MODEL, BEST_MODEL):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harmofl.app.job import JobError, read_job
 from harmofl.app.session import connected
-from harmofl.flare.server_run import JOB_ID
+from harmofl.flare.server_store import JOB_ID
 
 
 def resume(job_folder: Path, job_id: str, *, output: Path, kit: Path | None) -> int:

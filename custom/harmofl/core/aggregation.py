@@ -96,8 +96,11 @@ class StreamingMean:
         self.total_weight += float(weight)
         self.count += 1
 
-    def mean(self) -> dict[str, NDArray[np.generic]]:
+    def mean(self, factors: Mapping[str, float] | None = None) -> dict[str, NDArray[np.generic]]:
         """The weighted mean (float entries in the reference's dtype) and the maxima, with the reference's shapes.
+
+        Args:
+            factors: of float entries, by name; applied in float64, before the rounding to the reference's dtype.
 
         Raises:
             ContributionError: nothing was added.
@@ -108,6 +111,8 @@ class StreamingMean:
         for name, value in self._reference.items():
             if name in self._high:
                 mean = (self._high[name] + self._low[name]) / self.total_weight
+                if factors is not None and name in factors:
+                    mean *= factors[name]
                 result[name] = mean.astype(value.dtype).reshape(value.shape)
             else:
                 result[name] = self._maximum[name].reshape(value.shape)

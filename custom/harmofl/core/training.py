@@ -2,7 +2,7 @@
 
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -20,6 +20,7 @@ from harmofl.core.perturbation import WeightPerturbation
 Arrays = Mapping[str, np.ndarray]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
+LossTerm = Callable[[Tensor], Tensor]
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -45,7 +46,7 @@ class RoundSettings:
 
 @dataclass(frozen=True)
 class RoundResult:
-    """What one round of local training did; the loss is that of the unperturbed weights."""
+    """What one round of local training did; the loss, with a method's terms, is that of the unperturbed weights."""
 
     steps: int
     skipped_steps: int
@@ -97,6 +98,7 @@ def fit_round(
     settings: RoundSettings,
     seed: int,
     should_stop: Callable[[], bool] = lambda: False,
+    terms: Sequence[LossTerm] = (),
 ) -> RoundResult:
     """Train `network` in place for one round (Algorithm 1, inner loop).
 
@@ -112,6 +114,7 @@ def fit_round(
         settings: batch size, epochs and precision.
         seed: decides the order of the images and the augmentation, nothing else does.
         should_stop: asked before every batch.
+        terms: added to the loss of each pass, called with the normalized batch after the network has seen it.
 
     Raises:
         TrainingError: the data set is empty, or not one step had finite loss and gradients above 0.
@@ -123,7 +126,7 @@ def fit_round(
     def batch_loss(inputs: Tensor, targets: Tensor) -> Tensor:
         with autocast(device, settings.precision):
             logits = network(inputs)
-        return loss(logits.float(), targets)
+        return sum((term(inputs) for term in terms), start=loss(logits.float(), targets))
 
     losses: list[Tensor] = []
     images_seen = skipped = 0

@@ -131,7 +131,8 @@ def privacy_sentence(senders: Sequence[str], noise: Mapping[str, NoiseStatement]
     """
     private = [site for site in senders if site in noise]
     if not private:
-        return "no formal guarantee: no noise is added; weight differences and one mean amplitude leave a site"
+        amplitude = " and one mean amplitude" if senders else ""
+        return f"no formal guarantee: no noise is added; weight differences{amplitude} leave a site"
     by_terms: dict[str, list[str]] = {}
     for site in private:
         terms = f"epsilon {noise[site].epsilon:g}, delta {noise[site].delta:g}"

@@ -10,6 +10,7 @@ from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.app_constant import AppConstants
 
 from harmofl.core.aggregation import ContributionError, StreamingMean
+from harmofl.core.server_rules import RoundMean
 from harmofl.core.spectra import statistic_shape
 from harmofl.evidence.results import NoiseStatement
 from harmofl.experiment import Experiment
@@ -77,7 +78,7 @@ class HarmoFLAggregator(Aggregator):
     def __init__(self) -> None:
         """Start empty; the first contribution of a round opens the mean."""
         super().__init__()
-        self._mean: StreamingMean | None = None
+        self._mean: RoundMean | None = None
         self._amplitude: AmplitudeGathering | None = None
         self.accepted: list[str] = []
 
@@ -116,18 +117,19 @@ class HarmoFLAggregator(Aggregator):
         if site in self.accepted:
             raise MessageError("second answer in one round")
         update = unpack_update(shareable)
-        if update.difference is None:
-            raise MessageError("the answer carries no weights")
+        if (update.difference is None) == run.trains(site):
+            raise MessageError("the answer carries no weights" if run.trains(site) else "the site was not to train")
         if update.numbers.get("received_sha256") != run.model_sha256:
             # a difference to another base would move the global model to nowhere
             raise MessageError("the site did not train the model that was sent in this round")
         if self._mean is None:
-            self._mean = StreamingMean(fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
+            self._mean = run.rule.open_round(fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
         amplitude = update.amplitude if run.estimates_in_first_round and run.amplitude is None else None
         if amplitude is not None:
             self._amplitude = self._amplitude or AmplitudeGathering(run.experiment)
             self._amplitude.check(amplitude)
-        self._mean.add(update.difference, _weight(update, run))
+        if update.difference is not None:
+            self._mean.add(update.difference, contribution_weight(update, run), taken_steps(update))
         if amplitude is not None and self._amplitude is not None:
             self._amplitude.add(site, amplitude)
         self.accepted.append(site)
@@ -140,8 +142,17 @@ class HarmoFLAggregator(Aggregator):
         return False
 
 
-def _weight(update: UpdateMessage, run: ServerRun) -> float:
-    """1 for every site (the paper's tables), or its number of training images."""
+def taken_steps(update: UpdateMessage) -> int:
+    """How many training steps moved the weights."""
+    return int(update.numbers.get("steps", 0)) - int(update.numbers.get("skipped_steps", 0))
+
+
+def contribution_weight(update: UpdateMessage, run: ServerRun) -> float:
+    """1 for every site (the paper's tables), or its number of training images.
+
+    Raises:
+        ContributionError: it tells no such number.
+    """
     if run.experiment.federation.weights == "uniform":
         return 1
     images = update.numbers.get("images")

@@ -22,11 +22,12 @@ from harmofl.core.aggregation import ContributionError
 from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering
 from harmofl.flare.live import note_failure, tell_progress
-from harmofl.flare.persistor import keep_if_best, save_model_file
+from harmofl.flare.method_notes import method_notes
+from harmofl.flare.persistor import best_weights, keep_if_best, save_at_the_end
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, mean_validation, score_text, write_evidence
-from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, ServerRun, open_run
-from harmofl.flare.state import Checkpoint, StateError
+from harmofl.flare.server_run import ServerRun, open_run
+from harmofl.flare.state import StateError
 from harmofl.flare.wire import (
     AMPLITUDE_TASK,
     EVALUATE_TASK,
@@ -84,6 +85,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             self._train_timeout = settings.round_timeout
             self._start_round = self.run.start_round
             self._num_rounds = max(0, settings.rounds - self.run.start_round)
+            self.allow_empty_global_weights = not self.run.has_global_model
             self._announce()
             super().start_controller(fl_ctx)
         except (ExperimentError, StateError, ValueError, OSError) as error:
@@ -151,6 +153,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             f"experiment {run.experiment.name} {run.experiment.hash}, method {run.experiment.method}, "
             f"{run.experiment.federation.rounds} rounds, sites {', '.join(run.expected)}{start}",
         )
+        for note in method_notes(run):
+            PROGRESS.info(f"note: {note}")
 
     def _before_aggregation(self, fl_ctx: FLContext) -> None:
         """Check that enough sites were accepted, freeze an amplitude that came along, pick the best round."""
@@ -216,12 +220,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         """Have every site score the final and the best model on its test data, then write the evidence."""
         run = self.run
         weights = self._global_weights[ModelLearnableKey.WEIGHTS]
-        best = None
-        if run.best_round is not None:
-            stored = Checkpoint.load(run.folder / BEST_MODEL).model
-            best = {name: value.numpy() for name, value in stored.items()}
         answers: dict[str, UpdateMessage] = {}
-        task_data = pack_model(ModelMessage(weights, run.amplitude, best))
+        task_data = pack_model(ModelMessage(weights, run.amplitude, best_weights(run)))
 
         def received(site: str, update: UpdateMessage) -> bool:
             run.count_bytes(site, payload_bytes(update))
@@ -233,11 +233,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         if abort_signal.triggered:
             return
         final_score = mean_validation({site: answer.numbers.get("validation") for site, answer in answers.items()})
-        keep_if_best(run, final_score, self._current_round - 1, weights)
-        if run.best_round is None:
-            run.best_round = self._current_round - 1
-            save_model_file(weights, run, self._current_round, run.folder / BEST_MODEL)
-        save_model_file(weights, run, self._current_round, run.folder / FINAL_MODEL)
+        save_at_the_end(weights, run, final_score, self._current_round)
         self._closing_lines = write_evidence(run, {site: answer.numbers for site, answer in answers.items()})
         if len(answers) < needed:  # the evidence of what was trained is kept, but the job has failed
             missing = self.run.reasons([site for site in run.expected if site not in answers], "no answer")

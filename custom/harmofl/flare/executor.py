@@ -17,7 +17,7 @@ from harmofl.experiment import ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.filters import note_run, require_filter
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
-from harmofl.flare.site import SiteError, is_simulated, resolve_job, site_config
+from harmofl.flare.site import SiteError, is_simulated, resolve_job, simulated_data_root, site_config
 from harmofl.flare.wire import (
     AMPLITUDE_TASK,
     EVALUATE_TASK,
@@ -73,7 +73,12 @@ class HarmoFLExecutor(Executor):
                 "both need the same job and the same harmofl version",
             )
         self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")
-        participant = Participant(experiment, site, header.run_id, lambda: abort_signal.triggered, self.logger)
+        if experiment.federation.pooled_data and not site.simulated:
+            raise SiteError("pooled_data", f"site {site.name} takes no part in training on pooled data")
+        pool = {name: simulated_data_root(name, fl_ctx) for name in header.pooled_sites}
+        participant = Participant(
+            experiment, site, header.run_id, lambda: abort_signal.triggered, self.logger, pool=pool
+        )
         result = self._dispatch(participant, task_name, header, shareable)
         if not site.simulated:
             scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
@@ -87,8 +92,8 @@ class HarmoFLExecutor(Executor):
             return participant.estimate_amplitude()
         received = unpack_model(shareable)
         if task_name == TRAIN_TASK:
-            return participant.train(header.round_number, received)
-        return participant.evaluate(received)
+            return participant.train(header.round_number, received, header.best_round)
+        return participant.evaluate(received, header.best_round)
 
     def _report(self, task_name: str, header: TaskHeader, result: UpdateMessage, fl_ctx: FLContext) -> None:
         """One line for whoever watches this site."""
@@ -96,9 +101,11 @@ class HarmoFLExecutor(Executor):
         if task_name == TRAIN_TASK:
             score = numbers["validation"]
             shown = "undefined" if score is None else f"{score:.3f}"
+            loss = numbers.get("loss")
+            trained = "not trained here" if loss is None else f"loss {loss:.3f} over {numbers['steps']} steps"
             PROGRESS.info(
-                f"{name} round {header.round_number}: received model scores {shown} on validation, "
-                f"loss {numbers['loss']:.3f} over {numbers['steps']} steps, {numbers['seconds']:.0f} s",
+                f"{name} round {header.round_number}: received model scores {shown} on validation, {trained}, "
+                f"{numbers['seconds']:.0f} s",
             )
         elif task_name == AMPLITUDE_TASK and result.amplitude is not None:
             PROGRESS.info(f"{name}: amplitude of {result.amplitude.images} images measured")

@@ -2,10 +2,11 @@
 
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import astuple
 from functools import cached_property
 from logging import Logger
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
+from harmofl.core.loss_terms import loss_terms
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
     RoundSettings,
@@ -22,18 +24,18 @@ from harmofl.core.training import (
     batches,
     build_optimizer,
     fit_round,
-    load_arrays,
     predict,
     seed_of,
-    state_arrays,
 )
 from harmofl.experiment import Experiment
 from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
+from harmofl.flare.local_model import LocalModel
+from harmofl.flare.pooled_data import pooled
 from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.state import SiteState
-from harmofl.flare.wire import AmplitudeStatistic, Arrays, ModelMessage, UpdateMessage
-from harmofl.tasks import Evaluation, SiteData, load_task, untrained_network
+from harmofl.flare.wire import AmplitudeStatistic, ModelMessage, UpdateMessage
+from harmofl.tasks import Evaluation, SiteData, load_task
 
 MOST_WORKERS = 4  # decoding patches keeps up with a GPU then
 
@@ -42,28 +44,42 @@ class Participant:
     """One site in one run. Nothing it needs for the next task is kept in memory alone."""
 
     def __init__(
-        self, experiment: Experiment, site: SiteConfig, run_id: str, should_stop: Callable[[], bool], logger: Logger
+        self,
+        experiment: Experiment,
+        site: SiteConfig,
+        run_id: str,
+        should_stop: Callable[[], bool],
+        logger: Logger,
+        *,
+        pool: Mapping[str, Path | None] | None = None,
     ) -> None:
-        """Bind a resolved experiment to a site; nothing is read yet."""
-        self._experiment = experiment
+        """Bind a resolved experiment to a site; nothing is read yet.
+
+        Args:
+            experiment: as the server resolved it.
+            site: this site's own settings.
+            run_id: issued by the server.
+            should_stop: asked between batches.
+            logger: this site's.
+            pool: in a run on pooled data the data root of every site by name, None for demo data; the first trains.
+        """
+        self._experiment, self._pool = experiment, dict(pool or {})
         self._site = site
         self._state = SiteState(site.state_root / "state", run_id)
         self._should_stop = should_stop
         self._logger = logger
         self._task = load_task(experiment)
+        self._local = LocalModel(experiment, self._state, logger)
         if site.threads:
             torch.set_num_threads(site.threads)
 
     @cached_property
     def data(self) -> SiteData:
         """This site's data, read once a process; findings are logged here and leave the site as counts only."""
-        folder, experiment = self._site.state_root, self._experiment
-        if self._site.data_root is None:
-            cases = folder / "demo_data" / experiment.hash / self._site.name  # a kept state root may hold others
-            self._task.write_demo(cases, self._site.name, experiment)
+        if self._pool and self._trains:
+            data = pooled(self._site.name, {name: self._open(name, root) for name, root in self._pool.items()})
         else:
-            cases = self._task.locate(self._site.data_root, self._site.name, experiment)
-        data = self._task.open_site(cases, self._site.name, experiment, folder / "cache")
+            data = self._open(self._site.name, self._site.data_root)
         self._log_findings(data)
         if not data.cases.get("training"):
             raise SiteError("no_data", f"site {self._site.name} has no case to train on; run harmofl check at the site")
@@ -71,6 +87,19 @@ class Participant:
         if items != patients:
             raise SiteError("patients", f"task {self._experiment.task} names {patients} patients of {items} items")
         return data
+
+    @property
+    def _trains(self) -> bool:
+        return not self._pool or self._site.name == min(self._pool)
+
+    def _open(self, name: str, root: Path | None) -> SiteData:
+        folder, experiment = self._site.state_root, self._experiment
+        if root is None:
+            cases = folder / "demo_data" / experiment.hash / name  # a kept state root may hold others
+            self._task.write_demo(cases, name, experiment)
+        else:
+            cases = self._task.locate(root, name, experiment)
+        return self._task.open_site(cases, name, experiment, folder / "cache")
 
     def _log_findings(self, data: SiteData) -> None:
         """Log what was found once a run, not in every task; files with the same notice share a line."""
@@ -129,23 +158,25 @@ class Participant:
         """The mean of the training images' amplitude statistics, as far as it may leave (`before_training`)."""
         return UpdateMessage(amplitude=self._amplitude.before_training(), numbers=self._counts())
 
-    def train(self, round_number: int, received: ModelMessage) -> UpdateMessage:
-        """Score the received model on validation data, train it for one round, answer with the difference."""
+    def train(self, round_number: int, received: ModelMessage, best_round: int | None = None) -> UpdateMessage:
+        """Score the received model on validation data, train it for one round, answer with the difference.
+
+        Args:
+            round_number: of this round.
+            received: the entries that travel, and the amplitude once it is frozen.
+            best_round: the best one so far, whose local layers are kept.
+        """
         started = time.monotonic()
         self._make_deterministic()
-        experiment, settings = self._experiment, self._experiment.training
-        network = self._network(received.weights)
+        self._local.keep_best(best_round)
+        network = self._placed(self._local.before_round(received.weights, round_number))
         normalization = self._normalization(received.amplitude)
         validation = self._evaluate(network, normalization, self.data.validation)
-        optimizer = WeightPerturbation(
-            build_optimizer(
-                network, settings.optimizer, settings.learning_rate, settings.momentum, settings.weight_decay
-            ),
-            experiment.perturbation.alpha,
-            network,
-        )
-        self._restore(optimizer, round_number)
-        before = state_arrays(network)
+        before = self._local.shared(network)
+        numbers = self._counts() | {"validation": validation.key_score, "received_sha256": arrays_sha256(before)}
+        if not self._trains:
+            return UpdateMessage(numbers=numbers | {"seconds": round(time.monotonic() - started, 2)})
+        optimizer = self._optimizer(network, round_number)
         result = fit_round(
             network,
             normalization,
@@ -153,32 +184,37 @@ class Participant:
             self._task.loss(),
             self.data.training,
             settings=self._round_settings(),
-            seed=seed_of(experiment.seed, self._site.name, round_number),
+            seed=seed_of(self._experiment.seed, self._site.name, round_number),
             should_stop=self._should_stop,
+            terms=loss_terms(self._experiment.training, network, self._local.previous(round_number)),
         )
         self._log_late_findings()
-        difference = array_difference(before, state_arrays(network))
+        difference = array_difference(before, self._local.shared(network))
         statistic = None if received.amplitude is not None else self._amplitude.of_first_round(normalization)
-        self._state.save_round(round_number, {"optimizer": optimizer.state_dict()})
-        numbers = self._counts() | {
+        kept = self._local.remembered(network)
+        self._state.save_round(round_number, {"optimizer": optimizer.state_dict(), **kept})
+        numbers |= {
             "steps": result.steps,
             "skipped_steps": result.skipped_steps,
             "images": result.images,
             "loss": result.loss,
-            "validation": validation.key_score,
-            "received_sha256": arrays_sha256(before),
             "seconds": round(time.monotonic() - started, 2),
         }
         return UpdateMessage(difference, statistic, numbers)
 
-    def evaluate(self, received: ModelMessage) -> UpdateMessage:
-        """Score the final and the best model on the test data, which no other task touches."""
+    def evaluate(self, received: ModelMessage, best_round: int | None = None) -> UpdateMessage:
+        """Score the final and the best model on the test data, which no other task touches.
+
+        Args:
+            received: both models, and the amplitude.
+            best_round: the round whose local layers belong to the best model.
+        """
         normalization = self._normalization(received.amplitude)
-        network = self._network(received.weights)
+        network = self._placed(self._local.last(received.weights))
         final_validation = self._evaluate(network, normalization, self.data.validation)
         scored = {"final": self._evaluate(network, normalization, self.data.test)}
         if received.best_weights is not None:
-            load_arrays(network, received.best_weights)
+            network = self._placed(self._local.best(received.best_weights, best_round))
             scored["best"] = self._evaluate(network, normalization, self.data.test)
         self._log_late_findings()
         numbers = self._counts() | {
@@ -191,9 +227,7 @@ class Participant:
         }
         return UpdateMessage(numbers=numbers)
 
-    def _network(self, weights: Arrays) -> nn.Module:
-        network = untrained_network(self._experiment)
-        load_arrays(network, weights)
+    def _placed(self, network: nn.Module) -> nn.Module:
         return network.to(self.device, memory_format=torch.channels_last)
 
     def _normalization(self, amplitude: AmplitudeStatistic | None) -> AmplitudeNormalization:
@@ -205,9 +239,16 @@ class Participant:
             normalization.set_own(self._amplitude.own_profile())
         return normalization
 
+    def _optimizer(self, network: nn.Module, round_number: int) -> WeightPerturbation:
+        """The optimizer of a round, with the moments of the one before where they are kept."""
+        given = self._experiment.training
+        inner = build_optimizer(network, given.optimizer, given.learning_rate, given.momentum, given.weight_decay)
+        optimizer = WeightPerturbation(inner, self._experiment.perturbation.alpha, network)
+        if given.keep_moments and round_number > 0:
+            self._restore(optimizer, round_number)
+        return optimizer
+
     def _restore(self, optimizer: WeightPerturbation, round_number: int) -> None:
-        if not self._experiment.training.keep_moments or round_number == 0:
-            return
         held = self._state.load_round(round_number - 1)
         if held is None:
             self._logger.warning(f"round {round_number}: no state of round {round_number - 1}; moments start anew")

@@ -10,10 +10,10 @@ from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey,
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
 from nvflare.app_common.app_constant import AppConstants
 
-from harmofl.core.training import state_arrays
-from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, ServerRun, checkpoint_path, current_run
+from harmofl.core.partition import select
+from harmofl.flare.server_run import ServerRun, current_run
+from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL, checkpoint_path
 from harmofl.flare.state import Checkpoint
-from harmofl.tasks import untrained_network
 
 
 class CheckpointPersistor(ModelPersistor):
@@ -25,10 +25,10 @@ class CheckpointPersistor(ModelPersistor):
         resumed = run.experiment.federation.resume_from
         if resumed:
             checkpoint = Checkpoint.load(checkpoint_path(resumed, run.store))
-            weights = {name: value.numpy() for name, value in checkpoint.model.items()}
+            weights = select({name: value.numpy() for name, value in checkpoint.model.items()}, run.partition.shared)
             save_model_file(weights, run, run.start_round, run.folder / FINAL_MODEL)  # this job can be resumed as well
         else:
-            weights = state_arrays(untrained_network(run.experiment))
+            weights = run.initial_weights()
         return make_model_learnable(weights, {})
 
     def save_model(self, model: ModelLearnable, fl_ctx: FLContext) -> None:
@@ -39,11 +39,33 @@ class CheckpointPersistor(ModelPersistor):
 
 
 def keep_if_best(run: ServerRun, score: float | None, round_number: int, weights: Mapping[str, np.ndarray]) -> None:
-    """Save the model that came out of a round as the best one where it scores higher than any before it."""
+    """Save the model that came out of a round as the best one where it scores higher than any before it.
+
+    Where no weights travel there is no file: the sites keep what they had after the best round.
+    """
     if round_number < 0 or score is None or (run.best_score is not None and score <= run.best_score):
         return
     run.best_round, run.best_score = round_number, score
-    save_model_file(weights, run, round_number + 1, run.folder / BEST_MODEL)
+    if run.has_global_model:
+        save_model_file(weights, run, round_number + 1, run.folder / BEST_MODEL)
+
+
+def save_at_the_end(weights: Mapping[str, np.ndarray], run: ServerRun, score: float | None, next_round: int) -> None:
+    """Settle the best round by the last model's score, and save the final model."""
+    keep_if_best(run, score, next_round - 1, weights)
+    if run.best_round is None:
+        run.best_round = next_round - 1
+        if run.has_global_model:
+            save_model_file(weights, run, next_round, run.folder / BEST_MODEL)
+    save_model_file(weights, run, next_round, run.folder / FINAL_MODEL)
+
+
+def best_weights(run: ServerRun) -> dict[str, np.ndarray] | None:
+    """What travels of the best model so far; None where there is none yet."""
+    if run.best_round is None or not run.has_global_model:
+        return None if run.best_round is None else {}
+    stored = Checkpoint.load(run.folder / BEST_MODEL).model
+    return select({name: value.numpy() for name, value in stored.items()}, run.partition.shared)
 
 
 def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_round: int, path: Path) -> None:
@@ -53,7 +75,7 @@ def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_roun
     """
     amplitude = run.amplitude
     Checkpoint(
-        model={name: torch.as_tensor(np.asarray(value)) for name, value in weights.items()},
+        model={name: torch.as_tensor(np.asarray(value)) for name, value in run.whole_model(weights).items()},
         experiment=run.experiment.model_dump(mode="json"),
         experiment_hash=run.experiment.hash,
         run_id=run.run_id,
@@ -62,5 +84,6 @@ def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_roun
         amplitude_images=0 if amplitude is None else amplitude.images,
         amplitude_sites=tuple(run.amplitude_sites),
         record=run.record(),
+        server_moments=run.rule.moments if path.name == FINAL_MODEL else {},
     ).save(path)
     run.keep(path.name)

@@ -23,7 +23,9 @@ from harmofl.evidence.results import (
     WorstSite,
     privacy_sentence,
 )
-from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, ServerRun
+from harmofl.flare.method_notes import method_notes, privacy_note
+from harmofl.flare.server_run import ServerRun
+from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 from harmofl.flare.state import write_text_atomically
 from harmofl.tasks import load_task
 
@@ -83,6 +85,7 @@ def write_evidence(run: ServerRun, answers: dict[str, dict[str, Any]]) -> list[s
                 ("best model: ", BEST_MODEL),
                 ("final model:", FINAL_MODEL),
             )
+            if name in (RESULTS_FILE, REPORT_FILE, *_model_files(run))
         ]
     )
 
@@ -118,16 +121,20 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
         sites_without_test=untested,
         warnings=_warnings(run, untested),
         amplitude=AmplitudeRecord(sites=run.amplitude_sites, images=run.amplitude.images) if run.amplitude else None,
-        privacy=privacy_sentence(run.amplitude_sites, _noise(run)),
-        model_sha256={name: _sha256(run.folder / name) for name in (BEST_MODEL, FINAL_MODEL)},
+        privacy=privacy_note(run) or privacy_sentence(run.amplitude_sites, _noise(run)),
+        model_sha256={name: _sha256(run.folder / name) for name in _model_files(run)},
         versions={**{name: _version(name) for name in _PACKAGES}, "python": platform.python_version()},
         seconds=round(time.monotonic() - run.started, 1),
     )
 
 
+def _model_files(run: ServerRun) -> tuple[str, ...]:
+    return (BEST_MODEL, FINAL_MODEL) if run.has_global_model else ()
+
+
 def _warnings(run: ServerRun, sites_without_test: list[str]) -> list[str]:
     """What a reader of the scores must know."""
-    warnings = []
+    warnings = method_notes(run)
     if run.experiment.data.split == "as_published":
         warnings.append(
             "split as_published: training and test share patients, so the test scores are higher than on new patients"

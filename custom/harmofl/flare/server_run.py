@@ -1,38 +1,37 @@
 """ServerRun: what the server knows about the run in progress, shared by its components through the FL context."""
 
-import fcntl
-import re
 import shutil
 import time
 import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
-from nvflare.app_common.app_constant import DefaultCheckpointFileName
 
+from harmofl.core.partition import Partition, partition_of, select
+from harmofl.core.server_rules import ServerRule
+from harmofl.core.training import state_arrays
 from harmofl.data.findings import SharedFolderError
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError
+from harmofl.flare.server_store import BEST_MODEL, checkpoint_path, lock_run, store_of
 from harmofl.flare.site import (
-    SiteError,
     is_simulated,
     read_job_settings,
     resolve_job,
     server_wants_demo,
     simulated_data_root,
-    state_root,
 )
 from harmofl.flare.state import Checkpoint, StateError, copy_atomically, write_text_atomically
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
-from harmofl.tasks import place_sites
+from harmofl.tasks import place_sites, untrained_network
 
-FINAL_MODEL, BEST_MODEL = DefaultCheckpointFileName.GLOBAL_MODEL, DefaultCheckpointFileName.BEST_GLOBAL_MODEL
 UNFINISHED_FILE = "unfinished.txt"
-JOB_ID = re.compile(r"[0-9a-fA-F][0-9a-fA-F-]{7,63}")
 
 _KEY = "harmofl.run"
 
@@ -83,11 +82,45 @@ class ServerRun:
 
     def header(self, round_number: int) -> TaskHeader:
         """What every task of this run carries."""
-        return TaskHeader(self.run_id, self.experiment.hash, self.demo, round_number)
+        pooled = tuple(self.expected) if self.experiment.federation.pooled_data else ()
+        return TaskHeader(self.run_id, self.experiment.hash, self.demo, round_number, self.best_round, pooled)
+
+    @cached_property
+    def partition(self) -> Partition:
+        """Which entries of the network travel."""
+        return partition_of(untrained_network(self.experiment), self.experiment.federation.local_layers)
+
+    @cached_property
+    def rule(self) -> ServerRule:
+        """How differences become the next model; holds what must last from round to round."""
+        settings = self.experiment.federation
+        averages = settings.server_optimizer == "average"
+        return ServerRule(settings, self.experiment.training, frozenset() if averages else self.partition.parameters)
+
+    def initial_weights(self) -> dict[str, np.ndarray]:
+        """The entries that travel, as the seed gives them."""
+        return select(state_arrays(untrained_network(self.experiment)), self.partition.shared)
+
+    def whole_model(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """A model that loads: what sites keep to themselves has its initial values in it; empty where all is kept."""
+        if self.experiment.federation.local_layers != "norm":
+            return dict(weights)
+        return {**state_arrays(untrained_network(self.experiment)), **weights}
+
+    @property
+    def has_global_model(self) -> bool:
+        """False where every site trains a model of its own and no weights travel."""
+        return self.experiment.federation.local_layers != "all"
+
+    def trains(self, site: str) -> bool:
+        """Whether a site trains: all do, but for a run on pooled data, where the first one does on the data of all."""
+        return not self.experiment.federation.pooled_data or site == self.expected[0]
 
     def needed_sites(self, *, with_amplitude: bool) -> int:
         """How many sites a task waits for: the federation's minimum, the amplitude's too until it is frozen."""
         experiment = self.experiment
+        if experiment.federation.pooled_data:
+            return len(self.expected)
         if with_amplitude and self.amplitude is None:
             return max(experiment.federation.minimum_sites, experiment.amplitude.minimum_sites)
         return experiment.federation.minimum_sites
@@ -155,6 +188,8 @@ class ServerRun:
         self.rounds = [RoundRecord.model_validate(record) for record in kept["rounds"]]
         self.bytes_sent, self.numbers = kept["bytes_sent"], kept["numbers"]
         self.amplitude_noise = kept.get("amplitude_noise", {})
+        if checkpoint.server_moments:
+            self.rule.moments = checkpoint.server_moments
 
     def keep(self, name: str) -> None:
         """Copy a model file of this job into the server's store, as a whole or not at all."""
@@ -172,73 +207,28 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     settings = read_job_settings(fl_ctx)
     demo = server_wants_demo(settings, fl_ctx)
     experiment = resolve_job(fl_ctx, demo)
+    if experiment.federation.pooled_data and not is_simulated(fl_ctx):
+        raise ExperimentError(
+            f"federation.pooled_data (method {experiment.method}): the data of all sites in one place, which only a "
+            "simulated run may have; choose another method"
+        )
     folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
     roots = {site: simulated_data_root(site, fl_ctx) for site in expected}
     _refuse_shared_folders(experiment, {site: root for site, root in roots.items() if root is not None})
-    run = ServerRun(experiment, demo, folder, sorted(expected), _store(fl_ctx))
+    run = ServerRun(experiment, demo, folder, sorted(expected), store_of(fl_ctx))
     if run.store is not None:
         run.run_id = str(fl_ctx.get_job_id()).replace("-", "")  # so that a site finds the state of a job by its id
-    if experiment.federation.resume_from:
-        path = checkpoint_path(experiment.federation.resume_from, run.store)
-        run.continue_from(Checkpoint.load(path))
+    resumed = experiment.federation.resume_from
+    path = checkpoint_path(resumed, run.store) if resumed else None
+    if path is not None:
+        run.run_id = Checkpoint.load(path).run_id
     if run.store is not None:
-        run.lock = _lock(run.store.with_name(f".{run.run_id}"))
-    if experiment.federation.resume_from:
+        run.lock = lock_run(run.store.with_name(f".{run.run_id}"))
+    if path is not None:  # read again: until the lock was held another job could write it
+        run.continue_from(Checkpoint.load(path))
         _take_best_model(path.with_name(BEST_MODEL), run)
     fl_ctx.set_prop(_KEY, run, private=True, sticky=True)
     return run
-
-
-def checkpoint_path(resume_from: str, store: Path | None) -> Path:
-    """The checkpoint that a job names: a path in simulation, elsewhere the id of a job of this server.
-
-    Raises:
-        ExperimentError: a job chooses a path at a real server.
-        StateError: that job left no checkpoint here.
-    """
-    if store is None:
-        return Path(resume_from)
-    if not JOB_ID.fullmatch(resume_from):
-        raise ExperimentError(
-            f"federation.resume_from: {resume_from!r} is no job id; outside simulation it names the job to go on from"
-        )
-    path = store.with_name(resume_from) / FINAL_MODEL
-    if not path.is_file():
-        raise StateError(
-            f"job {resume_from} left no checkpoint at this server: it ended before its first round was closed, or was "
-            "purged; submit it as a new job"
-        )
-    return path
-
-
-def _lock(path: Path) -> IO[str]:
-    """Hold the run for this job until its process ends, however it ends.
-
-    Raises:
-        StateError: another job of this server goes on with the run; sites keep one state for both.
-    """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    held = path.open("w")
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        held.close()
-        raise StateError(
-            "the run that this job goes on with is still going in another job; abort that one first"
-        ) from None
-    return held
-
-
-def _store(fl_ctx: FLContext) -> Path | None:
-    """Where this server keeps the checkpoints of a job."""
-    if is_simulated(fl_ctx):
-        return None
-    workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-    try:  # inside a job FLARE gives the server the project's name; its state folder is called what jobs call it
-        root = state_root("server", Path(workspace.get_root_dir()))
-    except SiteError as error:
-        raise StateError(str(error)) from None
-    return root / "runs" / str(fl_ctx.get_job_id())
 
 
 def _refuse_shared_folders(experiment: Experiment, roots: Mapping[str, Path]) -> None:
@@ -250,7 +240,7 @@ def _refuse_shared_folders(experiment: Experiment, roots: Mapping[str, Path]) ->
 
 def _take_best_model(path: Path, run: ServerRun) -> None:
     """Copy the best model of the run that is resumed into this job's folder."""
-    if run.best_round is None:
+    if run.best_round is None or not run.has_global_model:
         return
     if not path.is_file():
         raise StateError(f"{path}: the best model so far must lie beside the checkpoint; copy it there")

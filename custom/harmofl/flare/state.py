@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import tempfile
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -102,12 +102,33 @@ class SiteState:
         held = sorted(self._folder.glob("round_*.pt"))
         newer = [path for path in held if path > self._round_file(round_number)]
         older = [path for path in held if path <= self._round_file(round_number)]
-        for path in newer + older[:-_GENERATIONS]:
+        abandoned = [path for path in self._folder.glob("marked_*.pt") if path >= self._marked_file(round_number)]
+        for path in newer + older[:-_GENERATIONS] + abandoned:
             path.unlink()
 
     def load_round(self, round_number: int) -> dict[str, Any] | None:
         """The state after `round_number`, or None where this site did not finish that round."""
         path = self._round_file(round_number)
+        return _load(path) if path.is_file() else None
+
+    def latest_round(self, until: int | None = None) -> dict[str, Any] | None:
+        """The newest state that is held of a round, of those up to and with `until` where it is given."""
+        limit = None if until is None else self._round_file(until)
+        held = [path for path in sorted(self._folder.glob("round_*.pt")) if limit is None or path <= limit]
+        return _load(held[-1]) if held else None
+
+    def keep_marked(self, round_number: int, content: dict[str, Any]) -> None:
+        """Keep something of a round beyond its generations, beside what was kept so of one round before it.
+
+        Finishing that round anew forgets it.
+        """
+        save_atomically(content, self._marked_file(round_number))
+        for path in sorted(self._folder.glob("marked_*.pt"))[:-_GENERATIONS]:
+            path.unlink()
+
+    def load_marked(self, round_number: int) -> dict[str, Any] | None:
+        """What `keep_marked` kept of a round, or None."""
+        path = self._marked_file(round_number)
         return _load(path) if path.is_file() else None
 
     def save_once(self, name: str, content: dict[str, Any]) -> None:
@@ -121,6 +142,9 @@ class SiteState:
 
     def _round_file(self, round_number: int) -> Path:
         return self._folder / f"round_{round_number:06d}.pt"
+
+    def _marked_file(self, round_number: int) -> Path:
+        return self._folder / f"marked_{round_number:06d}.pt"
 
 
 @dataclass(frozen=True)
@@ -136,6 +160,7 @@ class Checkpoint:
     amplitude_images: int
     amplitude_sites: tuple[str, ...]
     record: dict[str, Any]
+    server_moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write atomically; loads with torch.load(weights_only=True), weights under the key `model`."""
@@ -150,6 +175,7 @@ class Checkpoint:
             "amplitude_images": self.amplitude_images,
             "amplitude_sites": list(self.amplitude_sites),
             "record": json.dumps(self.record),
+            "server_moments": self.server_moments,
         }
         save_atomically({"model": self.model, "harmofl": notes}, path)
         path.chmod(0o644)  # a model is shared; a site's state is not
@@ -180,4 +206,5 @@ class Checkpoint:
             amplitude_images=notes["amplitude_images"],
             amplitude_sites=tuple(notes["amplitude_sites"]),
             record=json.loads(notes["record"]),
+            server_moments=notes.get("server_moments", {}),  # no file of a version before FedAdam has them
         )

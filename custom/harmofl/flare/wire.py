@@ -39,12 +39,18 @@ _ERROR_FORMS = {_CODE: r"\w{1,60}", _REASON: r".{1,2000}"}  # one line
 
 @dataclass(frozen=True)
 class TaskHeader:
-    """What a site must know about the run before it does anything."""
+    """What a site must know about the run before it does anything.
+
+    `best_round` is the best one so far, whose local layers a site keeps; `pooled_sites` are all sites of a simulated
+    run on pooled data, of which the first trains.
+    """
 
     run_id: str
     experiment_hash: str
     demo: bool
     round_number: int
+    best_round: int | None = None
+    pooled_sites: tuple[str, ...] = ()
 
     def attach(self, shareable: Shareable) -> Shareable:
         """Write the header into a task's data."""
@@ -112,8 +118,8 @@ def read_header(shareable: Shareable) -> TaskHeader:
     """
     header = shareable.get_header(_HEADER)
     try:
-        return TaskHeader(**header)
-    except TypeError:
+        return TaskHeader(**header | {"pooled_sites": tuple(header.get("pooled_sites", ()))})
+    except (TypeError, AttributeError):
         raise MessageError("the task carries no HarmoFL header; server and site run different versions") from None
 
 

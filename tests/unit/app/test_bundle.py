@@ -14,6 +14,7 @@ from harmofl.app.bundle import PACKAGE
 from harmofl.app.cli import main
 from harmofl.app.job import read_job
 from harmofl.experiment import resolve
+from harmofl.methods import METHODS
 
 
 def files_of(folder: Path) -> dict[str, bytes]:
@@ -61,6 +62,14 @@ def test_the_experiment_has_every_default_and_is_the_one_of_the_job(job: Path, t
     assert written["training"]["momentum"] == 0.9 and written["federation"]["rounds"] == 7
     expected = read_job(job, ["federation.rounds=7"]).resolve(demo=False)
     assert resolve(written).hash == expected.hash
+
+
+@pytest.mark.parametrize("method", sorted(set(METHODS) - {"moon"}))  # the job is no classification
+def test_a_bundle_of_a_method_is_the_experiment_that_the_job_resolves_to(
+    job: Path, tmp_path: Path, method: str
+) -> None:
+    written = experiment_in(bundled(job, tmp_path / "dist", "--preinstalled", "--set", f"method={method}"))
+    assert resolve(written).hash == read_job(job, [f"method={method}"]).resolve(demo=False).hash
 
 
 def test_a_demo_bundle_trains_on_files_at_the_demos_settings(job: Path, tmp_path: Path) -> None:

@@ -110,7 +110,8 @@ def test_an_unknown_key_of_a_round_is_refused(rounds):
 
 def test_without_noise_nothing_is_guaranteed():
     assert privacy_sentence(["A"], {}).startswith("no formal guarantee: no noise is added; weight differences and")
-    assert privacy_sentence([], {"A": NOISE}) == privacy_sentence(["A"], {}), "none of it is in the global amplitude"
+    assert privacy_sentence(["B"], {"A": NOISE}) == privacy_sentence(["B"], {}), "none of it is in the global amplitude"
+    assert privacy_sentence([], {"A": NOISE}).endswith("weight differences leave a site"), "no amplitude did"
 
 
 def test_with_noise_the_sentence_says_for_whom_and_what_it_leaves_out():

@@ -13,7 +13,7 @@ from nvflare.apis.signal import Signal
 
 from harmofl.core.training import TrainingError, TrainingStoppedError
 from harmofl.data.findings import DataRootError
-from harmofl.experiment import ExperimentError
+from harmofl.experiment import ExperimentError, resolve
 from harmofl.flare.executor import HarmoFLExecutor
 from harmofl.flare.site import NoiseSettings, SiteConfig, SiteError
 from harmofl.flare.wire import MessageError, TaskHeader, read_error
@@ -92,3 +92,14 @@ def test_a_site_that_asks_for_noise_and_lists_no_filter_sends_nothing(
     task = TaskHeader("run", "0" * 16, False, 0).attach(Shareable())
     code, line = read_error(HarmoFLExecutor().execute("amplitude", task, fl_ctx, Signal()))
     assert code == "noise_settings" and "do not list harmofl.flare.filters.AmplitudeFilter" in line
+
+
+def test_a_site_outside_simulation_takes_no_part_in_training_on_pooled_data(
+    fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: dict[str, Any]
+) -> None:
+    experiment = resolve(written | {"method": "central"})
+    monkeypatch.setattr("harmofl.flare.executor.site_config", lambda _: SiteConfig("HK", False, tmp_path, tmp_path))
+    monkeypatch.setattr("harmofl.flare.executor.resolve_job", lambda context, demo: experiment)
+    task = TaskHeader("run", experiment.hash, False, 0, pooled_sites=("BMC", "HK")).attach(Shareable())
+    code, line = read_error(HarmoFLExecutor().execute("train", task, fl_ctx, Signal()))
+    assert (code, line) == ("pooled_data", "site HK takes no part in training on pooled data")

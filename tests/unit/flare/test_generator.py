@@ -7,8 +7,9 @@ from nvflare.app_common.abstract.model import ModelLearnableKey, make_model_lear
 from nvflare.app_common.app_constant import AppConstants
 
 from harmofl.core.networks import build_network
+from harmofl.core.server_rules import apply_difference
 from harmofl.core.training import arrays_sha256, load_arrays, state_arrays
-from harmofl.flare.generator import HarmoFLShareableGenerator, apply_difference
+from harmofl.flare.generator import HarmoFLShareableGenerator
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader, read_header, unpack_model
 
 

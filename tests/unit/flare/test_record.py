@@ -8,7 +8,7 @@ import pytest
 
 from harmofl.evidence.results import read_results, read_rounds
 from harmofl.flare.record import close_round, mean_validation, write_evidence
-from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL
+from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 from harmofl.flare.wire import AmplitudeStatistic
 
 TEST = {"A": [0.9, 0.7], "B": [0.5, 0.6, math.nan], "C": [0.4]}

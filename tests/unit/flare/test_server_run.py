@@ -10,7 +10,8 @@ from harmofl.experiment import ExperimentError
 from harmofl.flare.live import FAILURE_FILE, note_failure, progress, seconds_left
 from harmofl.flare.persistor import keep_if_best, save_model_file
 from harmofl.flare.record import close_round
-from harmofl.flare.server_run import BEST_MODEL, FINAL_MODEL, UNFINISHED_FILE, _lock, _take_best_model, checkpoint_path
+from harmofl.flare.server_run import UNFINISHED_FILE, _take_best_model
+from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL, checkpoint_path, lock_run
 from harmofl.flare.state import Checkpoint, StateError
 
 JOB = "6f84c8d9-90d2-404a-9d40-a8408d110832"
@@ -117,11 +118,11 @@ def test_a_job_that_ends_hard_has_told_where_it_was(stored) -> None:
 
 
 def test_two_jobs_never_go_on_with_one_run(tmp_path: Path) -> None:
-    held = _lock(tmp_path / "runs" / ".0123abcd")
+    held = lock_run(tmp_path / "runs" / ".0123abcd")
     with pytest.raises(StateError, match="still going in another job"):
-        _lock(tmp_path / "runs" / ".0123abcd")
+        lock_run(tmp_path / "runs" / ".0123abcd")
     held.close()  # as when its process has ended, however it ended
-    _lock(tmp_path / "runs" / ".0123abcd").close()
+    lock_run(tmp_path / "runs" / ".0123abcd").close()
 
 
 def test_a_copy_that_fails_leaves_the_old_checkpoint(stored, weights, monkeypatch) -> None:

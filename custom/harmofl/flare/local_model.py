@@ -1,0 +1,89 @@
+"""What a site's network consists of: entries received and entries that stay here, across rounds and restarts."""
+
+from collections.abc import Callable
+from logging import Logger
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from harmofl.core.partition import Partition, partition_of, select
+from harmofl.core.training import TrainingError, load_arrays, state_arrays
+from harmofl.experiment import Experiment
+from harmofl.flare.state import SiteState
+from harmofl.flare.wire import Arrays
+from harmofl.tasks import untrained_network
+
+_LOCAL, _TRAINED = "local", "trained"
+
+
+class LocalModel:
+    """Builds the site's network for a task. Local layers lie in the site's state, by the round that trained them.
+
+    Those of the best round are kept until the evaluation, which scores the best model with them. A site that has none
+    of its own, because it joins late or lost its state, begins with the initial ones.
+    """
+
+    def __init__(self, experiment: Experiment, state: SiteState, logger: Logger) -> None:
+        """Bind to a site's state; nothing is read yet."""
+        self._experiment, self._state, self._logger = experiment, state, logger
+
+    def before_round(self, received: Arrays, round_number: int) -> nn.Module:
+        """The model received, with this site's layers as it had them before a round."""
+        return self._network(received, lambda: self._state.latest_round(round_number - 1) if round_number else {})
+
+    def last(self, received: Arrays) -> nn.Module:
+        """The model received, with the layers that this site trained last."""
+        return self._network(received, self._state.latest_round)
+
+    def best(self, received: Arrays, best_round: int | None) -> nn.Module:
+        """The best round's model, with the layers that this site had after it."""
+        return self._network(received, lambda: None if best_round is None else self._of_round(best_round))
+
+    def shared(self, network: nn.Module) -> dict[str, np.ndarray]:
+        """What of a network travels, as copies."""
+        return select(state_arrays(network), self._partition(network).shared)
+
+    def remembered(self, network: nn.Module) -> dict[str, Any]:
+        """What the next task needs of a trained network, for the site's state."""
+        state = {name: torch.as_tensor(value) for name, value in state_arrays(network).items()}
+        kept = {_LOCAL: select(state, self._partition(network).local)}
+        return kept | ({_TRAINED: state} if self._experiment.training.contrastive_weight > 0 else {})
+
+    def previous(self, round_number: int) -> Arrays | None:
+        """MOON's: the whole of this site's model after it last trained before a round, None where it has not yet."""
+        if self._experiment.training.contrastive_weight == 0 or round_number == 0:
+            return None
+        held = self._state.latest_round(round_number - 1)
+        return {name: value.numpy() for name, value in held[_TRAINED].items()} if held else None
+
+    def keep_best(self, best_round: int | None) -> None:
+        """Put the layers of the best round aside, before later rounds push them out."""
+        if self._experiment.federation.local_layers == "none" or best_round is None:
+            return
+        held = self._of_round(best_round)
+        if held is not None and self._state.load_marked(best_round) is None:
+            self._state.keep_marked(best_round, {_LOCAL: held[_LOCAL]})
+
+    def _of_round(self, round_number: int) -> dict[str, Any] | None:
+        """A site that took no part in that round had the layers of the one before."""
+        return self._state.load_marked(round_number) or self._state.latest_round(round_number)
+
+    def _network(self, received: Arrays, find: Callable[[], dict[str, Any] | None]) -> nn.Module:
+        network = untrained_network(self._experiment)
+        partition = self._partition(network)
+        unknown = sorted(partition.shared ^ set(received))
+        if unknown:
+            raise TrainingError(f"the model received does not fit this network: {', '.join(unknown[:3])}")
+        held = find() if partition.local else {}
+        own = select(state_arrays(network), partition.local)
+        if held is None:
+            self._logger.warning("no local layers of an earlier round are kept here; the initial ones are taken")
+        if held:
+            own = {name: value.numpy() for name, value in held[_LOCAL].items()}
+        load_arrays(network, {**own, **received})
+        return network
+
+    def _partition(self, network: nn.Module) -> Partition:
+        return partition_of(network, self._experiment.federation.local_layers)

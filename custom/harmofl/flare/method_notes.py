@@ -1,0 +1,41 @@
+"""What a run's method does to its global model, in sentences for the screen and for whoever reads the results."""
+
+from harmofl.flare.server_run import ServerRun
+from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
+
+
+def method_notes(run: ServerRun) -> list[str]:
+    """One line for each thing that a reader of the scores or a user of the model files must know."""
+    experiment = run.experiment
+    federation, whose = experiment.federation, f"method {experiment.method}"
+    if federation.pooled_data:
+        return [
+            f"{whose}: no federation: {run.expected[0]} trained on the training data of all sites, which only a "
+            "simulation can; the scores are of each site's own cases"
+        ]
+    if federation.local_layers == "all":
+        return [
+            f"{whose}: no weights travel; each site's scores are of its own model, which stays at the site, and there "
+            f"is no global model: no {BEST_MODEL}, and {FINAL_MODEL} holds only what a resumed run needs"
+        ]
+    if federation.local_layers == "norm" and not run.partition.local:
+        return [
+            f"{whose}: network {experiment.network.name} with network.norm '{experiment.network.norm}' has no norm "
+            "layers with parameters or statistics, so no layer is local and this run equals plain averaging (fedavg)"
+        ]
+    if federation.local_layers == "norm":
+        return [
+            f"{whose}: norm layers stay at each site and the scores are with each site's own; those in {BEST_MODEL} "
+            f"and {FINAL_MODEL} have their initial values, so these files have no usable norm layers: do not score or "
+            "use them alone"
+        ]
+    return []
+
+
+def privacy_note(run: ServerRun) -> str | None:
+    """What leaves a site where it is not weight differences; None where it is."""
+    if run.experiment.federation.pooled_data:
+        return "none: a simulation of all data in one place, where nothing is kept apart"
+    if not run.has_global_model:
+        return "no formal guarantee: no noise is added; only numbers leave a site: counts, losses and scores"
+    return None
