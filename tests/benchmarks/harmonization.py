@@ -17,7 +17,7 @@ import torch
 
 from harmofl.experiment import parse_assignment, read_settings
 from harmofl.tasks import resolve_experiment
-from tests.benchmarks.federation_in_memory import InMemoryFederation
+from tests.benchmarks.federation_in_memory import scores_by_round
 
 JOB = Path(__file__).resolve().parents[2] / "jobs" / "harmofl_prostate"
 ROWS = [(norm, intensity) for norm in ("batch_stats", "instance") for intensity in ("window", "zscore")]
@@ -48,7 +48,7 @@ def dice(row: tuple[str, str], seed: int, assignments: list[str]) -> float:
     meta = json.loads((JOB / "meta.json").read_text())
     names = [name for name in meta["deploy_map"]["app"] if name != "server"]
     with tempfile.TemporaryDirectory() as folder:
-        scores = InMemoryFederation(experiment, names, Path(folder)).run()
+        scores = scores_by_round(experiment, names, Path(folder))
     sys.stderr.write(f"{row} seed {seed}: " + " ".join(f"{np.nanmean(list(s.values())):.3f}" for s in scores) + "\n")
     return float(np.nanmean(list(scores[-1].values())))
 

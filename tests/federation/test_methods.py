@@ -64,6 +64,7 @@ def test_c10_c11_what_a_method_keeps_survives_a_restart_of_sites_and_server(
         assert not any(local[0]), "nothing is local"
 
 
+@pytest.mark.slow
 def test_local_only_sends_numbers_and_is_judged_complete(run_job: RunJob) -> None:
     run = run_job(SITES, {"method": "local_only"})
     assert run.code == 0 and judge(run.workspace, SITES, Ending(0)) is None, run.output
@@ -75,6 +76,7 @@ def test_local_only_sends_numbers_and_is_judged_complete(run_job: RunJob) -> Non
     assert "only numbers leave a site" in results.privacy and "no global model" in " ".join(results.warnings)
 
 
+@pytest.mark.slow
 def test_central_trains_one_site_on_all_data_and_scores_every_site(run_job: RunJob) -> None:
     run = run_job(SITES, {"method": "central"})
     assert run.code == 0 and judge(run.workspace, SITES, Ending(0)) is None, run.output

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harmofl.tasks import resolve_experiment
-from tests.benchmarks.federation_in_memory import InMemoryFederation
+from tests.benchmarks.federation_in_memory import scores_by_round
 from tests.federation.conftest import ROOT, Run, simulate
 
 SITES = ["BIDMC", "BMC", "HK", "I2CVB", "RUNMC", "UCL"]
@@ -54,7 +54,7 @@ def test_the_model_has_learned(demo: Run, tmp_path: Path) -> None:
     experiment = resolve_experiment(json.loads((JOB / "app" / "config" / "experiment.json").read_text()), demo=True)
     assert experiment.hash == results.experiment_hash
     unmoved = experiment.model_copy(update={"federation": experiment.federation.model_copy(update={"rounds": 0})})
-    (scores,) = InMemoryFederation(unmoved, SITES, tmp_path).run()
+    (scores,) = scores_by_round(unmoved, SITES, tmp_path)
     untrained = np.mean(list(scores.values()))
     assert trained >= untrained + 0.3
 

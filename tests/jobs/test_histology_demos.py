@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harmofl.tasks import resolve_experiment
-from tests.benchmarks.federation_in_memory import InMemoryFederation
+from tests.benchmarks.federation_in_memory import scores_by_round
 from tests.federation.conftest import ROOT, Run, simulate
 
 pytestmark = pytest.mark.slow
@@ -67,7 +67,7 @@ def test_the_model_has_learned(demo: Demo, tmp_path: Path) -> None:
     experiment = resolve_experiment(settings, demo=True)
     assert experiment.hash == results.experiment_hash
     unmoved = experiment.model_copy(update={"federation": experiment.federation.model_copy(update={"rounds": 0})})
-    (scores,) = InMemoryFederation(unmoved, demo.sites, tmp_path).run()
+    (scores,) = scores_by_round(unmoved, demo.sites, tmp_path)
     assert trained >= np.mean(list(scores.values())) + 0.15, scores
 
 

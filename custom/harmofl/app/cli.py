@@ -5,6 +5,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from harmofl.app.cli_compare import add_compare, run_compare
+
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
@@ -107,6 +109,7 @@ COMMANDS = {
     "watch": _watch,
     "resume": _resume,
     "purge": _purge,
+    "compare": run_compare,
 }
 
 
@@ -121,6 +124,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_watch(commands)
     _add_resume(commands)
     _add_purge(commands)
+    _add_set(add_compare(commands))
     return parser
 
 

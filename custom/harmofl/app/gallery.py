@@ -1,6 +1,6 @@
 """The arrays of the gallery: images of every site through the steps that a run would take them."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -33,11 +33,13 @@ REGION_NOTES = {
 }
 
 
-def collect_gallery(root: Path, sites: Sequence[str], experiment: Experiment, cache: Path) -> Gallery:
+def collect_gallery(
+    root: Path | Mapping[str, Path], sites: Sequence[str], experiment: Experiment, cache: Path
+) -> Gallery:
     """Read every site, measure its amplitude, average as the server would, and take examples through each step.
 
     Args:
-        root: folder of the sites' folders.
+        root: folder of the sites' folders, or that of each site.
         sites: names of the sites.
         experiment: resolved for the data in `root`.
         cache: for what a task keeps decoded.
@@ -47,7 +49,8 @@ def collect_gallery(root: Path, sites: Sequence[str], experiment: Experiment, ca
         JobError: so few sites may send their amplitude that the job would fail.
     """
     task = load_task(experiment)
-    data = {site: _opened(root, site, task, experiment, cache / site) for site in sites}
+    roots = dict.fromkeys(sites, root) if isinstance(root, Path) else root
+    data = {site: _opened(roots[site], site, task, experiment, cache / site) for site in sites}
     normalizations = _normalizations(data, task, experiment)
     rows = []
     for site, held in data.items():
@@ -55,7 +58,7 @@ def collect_gallery(root: Path, sites: Sequence[str], experiment: Experiment, ca
         layers += [zscore] if experiment.amplitude.intensity == "zscore" else []
         layers += [normalizations[site]] if site in normalizations else []
         examples = tuple(_example(held.training[index], layers, task) for index in _chosen(held.training, task))
-        profiles = np.stack([_profile(held.training, layer) for layer in layers])
+        profiles = np.stack([mean_profile(held.training, layer) for layer in layers])
         rows.append(SiteExamples(site, task.describe_demo(site, experiment), len(held.training), examples, profiles))
     bins = rows[0].profiles.shape[1]
     frequencies = 2.0 ** (np.arange(bins) / 2 - (bins + 1) / 2)  # see harmofl.core.radial
@@ -146,7 +149,7 @@ def _foreground(target: Tensor) -> Tensor:
     return (target > 0) & (target != IGNORED)
 
 
-def _profile(dataset: Any, layer: Layer) -> NDArray[np.float64]:
+def mean_profile(dataset: Any, layer: Layer) -> NDArray[np.float64]:
     """Mean log amplitude by radial frequency over all images and channels, (bins,)."""
     total, count = torch.zeros(()), 0
     for images, _ in batches(dataset, AT_ONCE, None):

@@ -45,12 +45,12 @@ def simulate(
     Raises:
         JobError, ExperimentError: a mistake in the command or the job.
     """
-    job, roots = _placed(read_job(job_folder, assignments), data, demo)
+    job, roots = placed(read_job(job_folder, assignments), data, demo)
     job.admit_task(own_code=True)
     experiment = job.resolve(demo=not roots)
     _check_numbers(job, experiment, threads)
     workspace = _usable_workspace(workspace, roots.values(), [job.folder, *_kept_state(experiment)])
-    missing = _missing_folders(roots, experiment)
+    missing = missing_folders(roots, experiment)
     if missing:
         for absent in reversed(missing):  # the first one is the last line
             _say(f"failed: {absent}")
@@ -77,7 +77,7 @@ def _run(job: Job, workspace: Path, at_a_time: int, environment: dict[str, str],
     return judge(workspace, job.sites, ending)
 
 
-def _placed(job: Job, data: Path | None, demo: bool) -> tuple[Job, dict[str, Path]]:
+def placed(job: Job, data: Path | None, demo: bool) -> tuple[Job, dict[str, Path]]:
     """The job as it will run and each site's data root, in the order that sites themselves follow; none for a demo."""
     settings = copy.deepcopy(job.settings)
     section = settings.get("data")
@@ -158,7 +158,7 @@ def _usable_workspace(workspace: Path, roots: Collection[Path], needed: Collecti
     return workspace
 
 
-def _missing_folders(roots: dict[str, Path], experiment: Experiment) -> list[Failure]:
+def missing_folders(roots: dict[str, Path], experiment: Experiment) -> list[Failure]:
     """One failure for each site whose data is not there, or is another site's too."""
     if not roots:
         return []

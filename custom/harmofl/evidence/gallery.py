@@ -73,15 +73,21 @@ def write_gallery(gallery: Gallery, path: Path) -> None:
         path,
         gallery=gallery,
         windows=windows,
-        rows=[
-            (site, [_pictures(gallery, site, step, window) for step, window in enumerate(windows)])
-            for site in gallery.sites
-        ],
+        rows=picture_rows(gallery),
         outlined=any(example.mask is not None for site in gallery.sites for example in site.examples),
         percentiles=DISPLAYED,
-        profiles=_profile_plot(gallery),
+        profiles=profile_plot(gallery),
         spreads=[spread(gallery.sites, step) for step in range(len(gallery.steps))],
     )
+
+
+def picture_rows(gallery: Gallery) -> list[tuple[SiteExamples, list[list[dict[str, Any]]]]]:
+    """By site and step the pictures of the examples: a data URI, the border of the mask, size and a text."""
+    windows = [_window(gallery, step) for step in range(len(gallery.steps))]
+    return [
+        (site, [_pictures(gallery, site, step, window) for step, window in enumerate(windows)])
+        for site in gallery.sites
+    ]
 
 
 def spread(sites: Sequence[SiteExamples], step: int) -> float:
@@ -139,7 +145,7 @@ def _outline(mask: NDArray[np.bool_]) -> str:
     return " ".join(f"M{line}Z" for line in points)
 
 
-def _profile_plot(gallery: Gallery) -> str:
+def profile_plot(gallery: Gallery) -> str:
     """A column a step, a line a site: the profiles, and below them their differences from the mean of the sites."""
     from matplotlib.figure import Figure
 

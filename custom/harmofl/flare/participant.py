@@ -34,7 +34,7 @@ from harmofl.flare.pooled_data import pooled
 from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.state import SiteState
-from harmofl.flare.wire import AmplitudeStatistic, ModelMessage, UpdateMessage
+from harmofl.flare.wire import AmplitudeStatistic, Arrays, ModelMessage, UpdateMessage
 from harmofl.tasks import Evaluation, SiteData, load_task
 
 MOST_WORKERS = 4  # decoding patches keeps up with a GPU then
@@ -226,6 +226,14 @@ class Participant:
             },
         }
         return UpdateMessage(numbers=numbers)
+
+    def network(self, weights: Arrays) -> nn.Module:
+        """This site's network with the weights of a message, on its device."""
+        return self._placed(self._local.last(weights))
+
+    def normalization(self, amplitude: AmplitudeStatistic | None) -> AmplitudeNormalization:
+        """The intensity and amplitude step in front of this site's network, on its device."""
+        return self._normalization(amplitude)
 
     def _placed(self, network: nn.Module) -> nn.Module:
         return network.to(self.device, memory_format=torch.channels_last)

@@ -162,8 +162,8 @@ def score_text(score: float | None) -> str:
 
 def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_is_final: bool) -> SiteResult:
     reported = answer or run.numbers.get(site, {})
-    final = _scores(reported, "final")
-    best = final if best_is_final else _scores(reported, "best")
+    final = scores_of(reported, "final")
+    best = final if best_is_final else scores_of(reported, "best")
     return SiteResult(
         cases_used=reported.get("cases", {}),
         cases_skipped=reported.get("skipped", {}),
@@ -183,7 +183,7 @@ def _noise(run: ServerRun) -> dict[str, NoiseStatement]:
     return {site: statement for site, statement in said.items() if site in run.amplitude_sites}
 
 
-def _scores(reported: dict[str, Any], model: str) -> dict[str, ScoreSummary]:
+def scores_of(reported: dict[str, Any], model: str) -> dict[str, ScoreSummary]:
     """A site's test scores of one model: those over all images as they are, those by case summarized."""
     pooled = reported.get("pooled", {}).get(model, {})
     by_case = reported.get("test", {}).get(model, {})

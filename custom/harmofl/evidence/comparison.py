@@ -1,0 +1,248 @@
+"""The schema of a cell of a comparison (cell.json) and of comparison.json."""
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+from pydantic import ValidationError
+
+from harmofl.evidence.results import Record, ResultsError, ScoreSummary
+
+CELL_FILE = "cell.json"
+COMPARISON_FILE, TABLE_FILE, PAGE_FILE = "comparison.json", "comparison.csv", "comparison.html"
+
+Schema = TypeVar("Schema", bound=Record)
+Verdict = Literal["reference", "better", "worse", "unclear", "no_evidence", "same", "one_seed", "no_scores"]
+
+
+class CellKey(Record):
+    """What decides a cell's numbers: a finished cell with an equal key is not run again."""
+
+    experiment_hash: str
+    version: str
+    data: str
+    sites: list[str]
+    left_out: str | None
+
+
+class SiteScores(Record):
+    """Test scores of one site by name, of the model that validation picked and of the last one."""
+
+    best: dict[str, ScoreSummary]
+    final: dict[str, ScoreSummary]
+
+
+class DriftRecord(Record):
+    """Client drift of one round, see `harmofl.core.drift.Drift`."""
+
+    dispersion: float
+    relative: float | None
+    cosine: float | None
+
+
+class LocalCurves(Record):
+    """Loss of a site's model after the last round's training, along one direction."""
+
+    own_images: list[float | None]
+    all_images: list[float | None]
+
+
+class Landscape(Record):
+    """Losses around the last global model and around the local ones that it was averaged from.
+
+    Attributes:
+        offsets: distances along a direction, in lengths of the filters.
+        surface: mean loss over sites of the global model, rows along the first direction.
+        local: by site along the first direction.
+        sharpness: rise of the global model's loss at `sharpness_at`; see `harmofl.core.landscape.sharpness`.
+        sharpness_at: distance from the model.
+        images: images a site that the loss is taken over.
+    """
+
+    offsets: list[float]
+    surface: list[list[float | None]]
+    local: dict[str, LocalCurves]
+    sharpness: float | None
+    sharpness_at: float
+    images: int
+
+
+class CellRecord(Record):
+    """cell.json: one run of the grid.
+
+    Attributes:
+        key: what decides its numbers.
+        seen: sites that trained; `scores` has the site that was left out as well.
+        validation: mean over sites by model: the untrained one, then after each round.
+        amplitude_distance: mean distance between sites of their log amplitude profiles, by step of the normalization.
+        test_over_training: mean over sites of test over training cases.
+        passes: forward-backward passes over batches, all sites and rounds together.
+    """
+
+    format: Literal[1]
+    key: CellKey
+    experiment: dict[str, Any]
+    method: str
+    seed: int
+    demo: bool
+    key_score: str
+    score_note: str
+    seen: list[str]
+    best_round: int
+    scores: dict[str, SiteScores]
+    validation: list[float | None]
+    drift: list[DriftRecord]
+    amplitude_distance: dict[str, float | None]
+    landscape: Landscape | None
+    test_over_training: float
+    passes: int
+    seconds: float
+
+
+class Use(Record):
+    """Where a cell stands in the grid; methods that fix what a sweep changes share a cell."""
+
+    cell: str
+    method: str
+    seed: int
+    sweep: str | None
+    value: Any
+    left_out: str | None
+
+
+class Spread(Record):
+    """Mean and standard deviation over `n` seeds (or sites); null where undefined."""
+
+    mean: float | None
+    deviation: float | None
+    n: int
+
+
+class Difference(Record):
+    """A method minus the reference: paired by seed, 95 % interval, p value alone and corrected for all comparisons.
+
+    `case_low` and `case_high` are the interval over test cases, for these trained models.
+    """
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    p_value: float | None
+    p_corrected: float | None
+    pairs: int
+    case_low: float | None
+    case_high: float | None
+
+
+class MethodSummary(Record):
+    """One method over all seeds.
+
+    Attributes:
+        settings: by `section.key` where they differ from the reference's.
+        sites: test score of the best model by site.
+        mean: of the mean over sites.
+        over_sites: spread of the sites' means.
+        worst: of the lowest site of each seed; `worst_site` has the lowest mean.
+        final_model: mean over sites of the last model instead of the best one.
+        curve: validation score of the untrained model and after each round.
+        drift, drift_dispersion, cosine: by round.
+        amplitude_distance: by step of the normalization, over seeds.
+        sharpness: of the cells with a landscape.
+    """
+
+    method: str
+    settings: dict[str, Any]
+    sites: dict[str, Spread]
+    mean: Spread
+    over_sites: Spread
+    worst: Spread
+    worst_site: str | None
+    final_model: Spread
+    difference: Difference | None
+    site_differences: dict[str, Difference]
+    verdict: Verdict
+    curve: list[Spread]
+    drift: list[Spread]
+    drift_dispersion: list[Spread]
+    cosine: list[Spread]
+    amplitude_distance: dict[str, Spread]
+    sharpness: Spread
+    passes: Spread
+    seconds: Spread
+
+
+class Sweep(Record):
+    """Mean over sites for each value of one setting, by method; `fixed` methods set it themselves."""
+
+    key: str
+    values: list[Any]
+    base: Any
+    methods: dict[str, list[Spread]]
+    fixed: list[str]
+
+
+class LeftOut(Record):
+    """One method on hospitals that took no part: by site, their mean, and the same sites where they took part."""
+
+    method: str
+    sites: dict[str, Spread]
+    mean: Spread
+    taking_part: Spread
+    difference: Difference | None
+    verdict: Verdict
+
+
+class Comparison(Record):
+    """comparison.json."""
+
+    format: Literal[1]
+    name: str
+    task: str
+    demo: bool
+    headline: str
+    findings: list[str]
+    method_of_statistics: str
+    key_score: str
+    score_note: str
+    reference: str
+    seeds: list[int]
+    sites: list[str]
+    rounds: int
+    assignments: list[str]
+    methods: list[MethodSummary]
+    sweeps: list[Sweep]
+    left_out: list[LeftOut]
+    landscapes: dict[str, Landscape]
+    uses: list[Use]
+    failed: dict[str, str]
+    experiment: dict[str, Any]
+    versions: dict[str, str]
+    seconds: float
+
+
+def read_cell(path: Path) -> CellRecord:
+    """Read and validate a cell.json.
+
+    Raises:
+        ResultsError: it is missing, no JSON, or does not follow the schema.
+    """
+    return _read(path, CellRecord)
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Read and validate a comparison.json.
+
+    Raises:
+        ResultsError: it is missing, no JSON, or does not follow the schema.
+    """
+    return _read(path, Comparison)
+
+
+def _read(path: Path, schema: type[Schema]) -> Schema:
+    try:
+        return schema.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        raise ResultsError(f"{path}: {key}: {problem['msg']}") from None

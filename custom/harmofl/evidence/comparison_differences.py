@@ -1,0 +1,127 @@
+"""Spreads over seeds, paired differences between two methods' cells, and what they allow to say."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from math import nan
+
+import numpy as np
+
+from harmofl.core.paired import PairedDifference, case_interval, holm, paired_difference
+from harmofl.evidence.comparison import CellRecord, Difference, Spread, Verdict
+
+LEVEL = 0.05
+_NO_SPREAD = Spread(mean=None, deviation=None, n=0)
+
+
+def spread(values: Iterable[float | None]) -> Spread:
+    """Mean and standard deviation of the defined values."""
+    defined = np.array([value for value in values if value is not None], dtype=np.float64)
+    if not len(defined):
+        return _NO_SPREAD
+    deviation = float(defined.std(ddof=1)) if len(defined) > 1 else None
+    return Spread(mean=float(defined.mean()), deviation=deviation, n=len(defined))
+
+
+def mean_score(record: CellRecord, *, final: bool = False) -> float | None:
+    """Mean over the sites that trained of a cell's key score."""
+    scores = defined(site_score(record, site, final=final) for site in record.seen)
+    return sum(scores) / len(scores) if scores else None
+
+
+def unseen_score(record: CellRecord) -> float | None:
+    """The key score at the site that took no part."""
+    return site_score(record, record.key.left_out) if record.key.left_out else None
+
+
+def site_score(record: CellRecord, site: str, *, final: bool = False) -> float | None:
+    """A cell's key score at one site, of the best model or the last one."""
+    held = record.scores.get(site)
+    score = (held.final if final else held.best).get(record.key_score) if held else None
+    return score.mean if score else None
+
+
+def defined(values: Iterable[float | None]) -> list[float]:
+    """The values that are not None."""
+    return [value for value in values if value is not None]
+
+
+def by_round(rows: Sequence[Sequence[float | None]]) -> list[Spread]:
+    """Spread over rows of each round; rows may differ in length."""
+    longest = max((len(row) for row in rows), default=0)
+    return [spread(row[index] for row in rows if index < len(row)) for index in range(longest)]
+
+
+def difference_of(
+    one: Mapping[int, CellRecord],
+    other: Mapping[int, CellRecord],
+    score: Callable[[CellRecord], float | None],
+    cases: Callable[[CellRecord, CellRecord], dict[str, list[float]]] | None = None,
+) -> Difference:
+    """Paired over the seeds that both methods finished."""
+    seeds = [seed for seed in one if seed in other]
+    pairs = [(score(one[seed]), score(other[seed])) for seed in seeds]
+    first = [nan if a is None else a for a, _ in pairs]
+    second = [nan if b is None else b for _, b in pairs]
+    overlap = max((one[seed].test_over_training for seed in seeds if not one[seed].demo), default=0.0)
+    groups: dict[str, list[float]] = {}
+    for seed in seeds if cases else ():
+        assert cases is not None
+        groups |= {f"{seed}/{site}": values for site, values in cases(one[seed], other[seed]).items()}
+    return recorded(paired_difference(first, second, overlap), case_interval(groups))
+
+
+def recorded(paired: PairedDifference, interval: tuple[float, float] | None) -> Difference:
+    """As comparison.json holds it, not corrected yet."""
+    return Difference(
+        mean=paired.mean,
+        low=paired.low,
+        high=paired.high,
+        p_value=paired.p_value,
+        p_corrected=paired.p_value,
+        pairs=paired.pairs,
+        case_low=interval[0] if interval else None,
+        case_high=interval[1] if interval else None,
+    )
+
+
+def case_differences(one: CellRecord, other: CellRecord) -> dict[str, list[float]]:
+    """By site, case by case: a seed gives both methods the same cases in the same order."""
+    differences = {}
+    for site in one.seen:
+        first, second = (
+            held.best[record.key_score].per_case if (held := record.scores.get(site)) and held.best else []
+            for record in (one, other)
+        )
+        if first and len(first) == len(second):
+            differences[site] = [nan if a is None or b is None else a - b for a, b in zip(first, second, strict=True)]
+    return differences
+
+
+def corrected(differences: Sequence[Difference | None]) -> list[Difference | None]:
+    """P values that hold for all of these comparisons together."""
+    tested = [held.p_value for held in differences if held is not None and held.p_value is not None]
+    adjusted = iter(holm(tested))
+    return [
+        held.model_copy(update={"p_corrected": next(adjusted)})
+        if held is not None and held.p_value is not None
+        else held
+        for held in differences
+    ]
+
+
+def equal(one: Mapping[int, CellRecord], other: Mapping[int, CellRecord]) -> bool:
+    """Whether every score of both is equal to the last bit, as of two methods that do the same."""
+    shared = [seed for seed in one if seed in other]
+    return bool(shared) and all(one[seed].scores == other[seed].scores for seed in shared)
+
+
+def verdict_of(difference: Difference | None) -> Verdict:
+    """What a corrected difference allows to say."""
+    if difference is None:
+        return "reference"
+    if difference.mean is None:
+        return "no_scores"
+    if difference.p_value is None or difference.p_corrected is None:
+        return "one_seed"
+    if difference.p_corrected < LEVEL:
+        return "better" if difference.mean > 0 else "worse"
+    return "unclear" if difference.p_value < LEVEL else "no_evidence"

@@ -1,0 +1,161 @@
+"""What a comparison says in sentences: the answer first, then how sure it is and why."""
+
+from harmofl.evidence.comparison import Comparison, Difference, LeftOut, MethodSummary, Spread, Verdict
+
+VERDICTS: dict[Verdict, str] = {
+    "reference": "reference",
+    "better": "better",
+    "worse": "worse",
+    "unclear": "not sure: among so many comparisons it may be chance",
+    "no_evidence": "no evidence of a difference",
+    "same": "the same to the last bit",
+    "one_seed": "not sure: one seed says nothing about training again",
+    "no_scores": "no scores to compare",
+}
+_INTENSITIES = {"zscore": "z-score", "window": "windowed intensities", "none": "raw intensities"}
+_SHORT = {"better": "better", "worse": "worse", "unclear": "not sure", "no_evidence": "no evidence of a difference"}
+
+
+def headline(comparison: Comparison, own_method: str) -> str:
+    """Which method, by how much, how sure, in one sentence."""
+    rows = {row.method: row for row in comparison.methods}
+    reference, key = rows[comparison.reference], comparison.key_score
+    told = _told(comparison, own_method)
+    if told is None or told.difference is None:
+        held = f", standard deviation {_number(reference.mean.deviation)}" if reference.mean.n > 1 else ""
+        return (
+            f"{reference.method} scores {_number(reference.mean.mean)} in {key}{held}, over {_seeds(reference.mean.n)}."
+        )
+    name = f"{comparison.reference}{_intensity(comparison)}"
+    start = f"{told.method} scores {_number(told.mean.mean)}, {name} {_number(reference.mean.mean)} in {key}"
+    return f"{start}: {difference_text(told.difference)}: {VERDICTS[told.verdict]}."
+
+
+def difference_text(difference: Difference) -> str:
+    """`difference +0.003, 95 % interval -0.010 to +0.016 over 3 seeds`."""
+    if difference.mean is None:
+        return "no difference can be given"
+    text = f"difference {difference.mean:+.3f}"
+    if difference.low is not None and difference.high is not None:
+        return f"{text}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f} over {_seeds(difference.pairs)}"
+    if difference.case_low is not None and difference.case_high is not None:
+        text += f", 95 % interval over test cases {difference.case_low:+.3f} to {difference.case_high:+.3f}"
+    return f"{text} with {_seeds(difference.pairs)}"
+
+
+def findings(comparison: Comparison, own_method: str) -> list[str]:
+    """What to know beside the headline, most important first."""
+    told = _told(comparison, own_method)
+    lines = [_others(comparison, told), _sureness(told), *_unseen(comparison, told), _why(comparison, told)]
+    lines += [_other_network(row) for row in comparison.methods]
+    if comparison.failed:
+        lines.append(f"{len(comparison.failed)} cells failed and are missing: {', '.join(comparison.failed)}.")
+    return [line for line in lines if line]
+
+
+def statistics_sentence(comparison: Comparison, overlap: float) -> str:
+    """How the intervals came about, and why so."""
+    seeds = len(comparison.seeds)
+    text = (
+        "Differences are paired by seed: a seed gives all methods the same cases, split, initial weights and order of "
+        f"images. The interval is Student's t over the {_seeds(seeds)} of the mean over sites, not a bootstrap over "
+        "seeds, which with so few is far too narrow. The p values are corrected for all methods that are compared "
+        "with the reference (Holm); better or worse is said where the corrected one is below 0.05. The interval over "
+        "cases resamples test cases within sites and says how far other patients would move the difference between "
+        "these trained models, nothing about training them again."
+    )
+    if overlap:
+        return text + (
+            " Seeds split the same patients anew, so that their differences are correlated: the variance is raised by "
+            f"test over training cases, here {overlap:.2f} (Nadeau and Bengio 2003)."
+        )
+    return text + " Every seed draws synthetic patients of its own."
+
+
+def _told(comparison: Comparison, own_method: str) -> MethodSummary | None:
+    """The method that the headline is about: the job's own, else the best of those that are not the reference."""
+    others = [row for row in comparison.methods if row.method != comparison.reference]
+    own = next((row for row in others if row.method == own_method), None)
+    return own or max(others, key=lambda row: row.mean.mean if row.mean.mean is not None else -1.0, default=None)
+
+
+def _others(comparison: Comparison, told: MethodSummary | None) -> str:
+    rows = [row for row in comparison.methods if row.method != comparison.reference]
+    if told is None or len(rows) < 2:
+        return ""
+    by_verdict: dict[str, list[str]] = {}
+    for row in rows:
+        held = row.difference.mean if row.difference else None
+        said = f"{row.method} {held:+.3f}" if held is not None else row.method
+        by_verdict.setdefault(_SHORT.get(row.verdict, VERDICTS[row.verdict]), []).append(said)
+    parts = "; ".join(f"{verdict}: {', '.join(names)}" for verdict, names in by_verdict.items())
+    best = max(comparison.methods, key=lambda row: row.mean.mean if row.mean.mean is not None else -1.0)
+    return f"Against {comparison.reference}: {parts}. Highest mean: {best.method}, {_number(best.mean.mean)}."
+
+
+def _sureness(told: MethodSummary | None) -> str:
+    held = told.difference if told else None
+    if held is None or held.low is None or held.high is None or told is None or told.verdict == "same":
+        return ""
+    half = (held.high - held.low) / 2
+    return f"With {_seeds(held.pairs)} a difference below about {half:.3f} cannot be told from chance."
+
+
+def _unseen(comparison: Comparison, told: MethodSummary | None) -> list[str]:
+    rows: dict[str, LeftOut] = {row.method: row for row in comparison.left_out}
+    row = rows.get(told.method) if told else None
+    if row is None or row.difference is None:
+        return []
+    reference = rows[comparison.reference]
+    return [
+        f"At hospitals that took no part {row.method} scores {_number(row.mean.mean)}, {reference.method} "
+        f"{_number(reference.mean.mean)}: {difference_text(row.difference)}: {VERDICTS[row.verdict]}."
+    ]
+
+
+def _why(comparison: Comparison, told: MethodSummary | None) -> str:
+    """What the method is meant to change, beside the same numbers of the reference."""
+    if told is None:
+        return ""
+    reference = next(row for row in comparison.methods if row.method == comparison.reference)
+    parts = []
+    steps = list(told.amplitude_distance)
+    if steps and told.amplitude_distance[steps[-1]].mean is not None:
+        after, before = told.amplitude_distance[steps[-1]], reference.amplitude_distance.get(steps[-1])
+        parts.append(f"amplitude distance between sites {_beside(after, before)}")
+    if told.drift and reference.drift:
+        parts.append(
+            f"client drift in the last round {_beside(told.drift[-1], reference.drift[-1])} of the mean update"
+        )
+    if told.sharpness.n and reference.sharpness.n:
+        parts.append(f"rise of the loss around the model {_beside(told.sharpness, reference.sharpness)}")
+    if told.passes.mean and reference.passes.mean:
+        parts.append(f"{told.passes.mean / reference.passes.mean:.2g} times the forward-backward passes")
+    return f"Why, {told.method} against {reference.method}: {'; '.join(parts)}." if parts else ""
+
+
+def _other_network(row: MethodSummary) -> str:
+    """A method that needs another network is not the only thing that differs from the reference."""
+    held = {key: value for key, value in row.settings.items() if key.startswith("network.")}
+    if not held:
+        return ""
+    said = ", ".join(f"{key}={value}" for key, value in held.items())
+    return f"{row.method} also has another network, {said}: compare with --set {said} to see the method alone."
+
+
+def _beside(one: Spread, other: Spread | None) -> str:
+    return f"{_number(one.mean)} against {_number(other.mean if other else None)}"
+
+
+def _intensity(comparison: Comparison) -> str:
+    """What plain averaging has in common with the paper's method, which decides more than the method does."""
+    intensity = comparison.experiment.get("amplitude", {}).get("intensity")
+    return f" with {_INTENSITIES[intensity]}" if intensity in _INTENSITIES else ""
+
+
+def _seeds(count: int) -> str:
+    return f"{count} seed{'s' * (count != 1)}"
+
+
+def _number(value: float | None) -> str:
+    return "undefined" if value is None else f"{value:.3f}"

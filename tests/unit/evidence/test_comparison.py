@@ -1,0 +1,191 @@
+"""From cells to answers: spreads, paired differences, verdicts and the page that says them."""
+
+import csv
+import io
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from cells import grid
+from scipy.stats import ttest_rel
+
+from harmofl.app.grid import Sweep
+from harmofl.evidence.comparison import Use, read_comparison
+from harmofl.evidence.comparison_page import write_comparison
+from harmofl.evidence.comparison_summary import summarize_grid
+from harmofl.evidence.results import ResultsError
+
+SEEDS = (0, 1, 2)
+FEDAVG = {0: 0.80, 1: 0.70, 2: 0.75}
+GAIN = {0: 0.02, 1: 0.03, 2: 0.01}
+
+
+def scores(use: Use, site: str) -> float:
+    """Site B is 0.1 worse; harmofl gains a little and perturbation_only loses much, in every seed."""
+    value = FEDAVG[use.seed] - 0.1 * (site == "B")
+    gains = {"harmofl": GAIN[use.seed], "perturbation_only": -0.3 + 0.001 * use.seed}
+    return value + gains.get(use.method, 0.0)
+
+
+def test_means_spreads_and_differences(written: dict[str, Any]) -> None:
+    told = summarize_grid(grid(written, ["fedavg", "harmofl"], SEEDS, scores))
+    fedavg, harmofl = told.methods
+    assert fedavg.sites["A"].mean == pytest.approx(0.75) and fedavg.sites["A"].deviation == pytest.approx(0.05)
+    assert harmofl.mean.mean == pytest.approx(0.72) and harmofl.worst_site == "B"
+    assert harmofl.worst.mean == pytest.approx(0.67) and harmofl.final_model.mean == pytest.approx(0.62)
+    assert fedavg.difference is None and fedavg.verdict == "reference"
+    held = harmofl.difference
+    assert held is not None and held.mean == pytest.approx(0.02) and held.pairs == 3
+    ours, theirs = (
+        [scores(Use(cell="", method=m, seed=s, sweep=None, value=None, left_out=None), "A") for s in SEEDS]
+        for m in ("harmofl", "fedavg")
+    )
+    expected = ttest_rel(ours, theirs)
+    assert held.p_value == pytest.approx(expected.pvalue)
+    # every case gains what its seed gains: over cases nothing varies
+    assert (held.case_low, held.case_high) == pytest.approx((0.02, 0.02))
+    assert [value.mean for value in fedavg.curve] == [pytest.approx(0.1), pytest.approx(0.5), None]
+    assert told.headline.startswith("harmofl scores 0.720, fedavg with z-score 0.700 in dice: difference +0.020")
+    assert "over 3 seeds" in told.headline
+
+
+def test_verdicts_are_corrected_for_the_number_of_methods(written: dict[str, Any]) -> None:
+    alone = summarize_grid(grid(written, ["fedavg", "harmofl"], SEEDS, scores)).methods[1]
+    told = summarize_grid(grid(written, ["fedavg", "harmofl", "perturbation_only", "amplitude_only"], SEEDS, scores))
+    rows = {row.method: row for row in told.methods}
+    assert rows["perturbation_only"].verdict == "worse" and rows["amplitude_only"].verdict == "same"
+    assert alone.difference is not None and rows["harmofl"].difference is not None
+    # gains 0.01, 0.02, 0.03: t = 0.02 / (0.01 / sqrt(3)) = 3.46, p = 0.074 at 2 degrees of freedom
+    assert alone.difference.p_value == pytest.approx(0.0742, abs=1e-4) and alone.verdict == "no_evidence"
+    assert rows["harmofl"].difference.p_corrected == pytest.approx(2 * 0.0742, abs=2e-4)
+    assert "worse: perturbation_only -0.299" in told.findings[0]
+
+
+def test_real_data_that_seeds_split_anew_is_less_sure(written: dict[str, Any]) -> None:
+    demo, real = (
+        summarize_grid(grid(written, ["fedavg", "harmofl"], SEEDS, scores, demo=demo)) for demo in (True, False)
+    )
+    widths = []
+    for told in (demo, real):
+        held = told.methods[1].difference
+        assert held is not None and held.high is not None and held.low is not None
+        widths.append(held.high - held.low)
+    assert widths[1] / widths[0] == pytest.approx(np.sqrt(1 + 3 * 0.3125))
+    assert "Nadeau" in real.method_of_statistics and "Nadeau" not in demo.method_of_statistics
+
+
+def test_one_seed_has_an_interval_over_cases_only(written: dict[str, Any]) -> None:
+    told = summarize_grid(grid(written, ["fedavg", "harmofl"], [0], scores))
+    held = told.methods[1].difference
+    assert held is not None and held.low is None and held.case_low == pytest.approx(0.02)
+    assert told.methods[1].verdict == "one_seed" and "over test cases" in told.headline
+
+
+def test_only_seeds_that_both_methods_finished_are_paired(written: dict[str, Any]) -> None:
+    lost = grid(
+        written, ["fedavg", "harmofl"], SEEDS, scores, missing=lambda use: use.method == "harmofl" and use.seed == 1
+    )
+    held = summarize_grid(lost).methods[1].difference
+    assert held is not None and held.pairs == 2 and held.mean == pytest.approx((0.02 + 0.01) / 2)
+
+
+def test_undefined_scores_are_not_zero(written: dict[str, Any]) -> None:
+    told = summarize_grid(
+        grid(written, ["fedavg", "harmofl"], SEEDS, lambda use, site: None if site == "B" else scores(use, site))
+    )
+    assert told.methods[0].mean.mean == pytest.approx(0.75) and told.methods[0].sites["B"].mean is None
+    nothing = summarize_grid(grid(written, ["fedavg", "harmofl"], SEEDS, lambda use, site: None))
+    assert nothing.methods[1].verdict == "no_scores" and "undefined" in nothing.headline
+
+
+def test_sweep_has_the_jobs_value_among_its_own(written: dict[str, Any]) -> None:
+    def with_alpha(use: Use, site: str) -> float:
+        return scores(use, site) + (float(use.value) if use.value and use.method == "harmofl" else 0.0)
+
+    sweep = Sweep("perturbation.alpha", (0.5, 0, 0.05))
+    told = summarize_grid(grid(written, ["fedavg", "harmofl"], SEEDS, with_alpha, sweeps=[sweep])).sweeps[0]
+    assert told.base == 0.05 and told.values == [0, 0.05, 0.5] and told.fixed == ["fedavg"]
+    # 0.05 is the base setting, whose cell it is
+    assert [value.mean for value in told.methods["harmofl"]] == pytest.approx([0.72, 0.72, 1.22])
+    other = summarize_grid(
+        grid(written, ["fedavg"], SEEDS, scores, sweeps=[Sweep("training.local_epochs", (3, 5))])
+    ).sweeps[0]
+    assert other.values == [1, 3, 5], "the base setting is a value of the sweep without being asked for"
+
+
+def test_a_hospital_that_took_no_part(written: dict[str, Any]) -> None:
+    def unseen(use: Use, site: str) -> float:
+        return scores(use, site) - (0.2 if use.left_out == site else 0.0)
+
+    told = summarize_grid(grid(written, ["fedavg", "harmofl"], SEEDS, unseen, left_out=["A", "B"]))
+    fedavg, harmofl = told.left_out
+    assert fedavg.sites["A"].mean == pytest.approx(0.55) and fedavg.mean.mean == pytest.approx(0.5)
+    assert fedavg.taking_part.mean == pytest.approx(0.7)
+    assert harmofl.difference is not None and harmofl.difference.mean == pytest.approx(0.02)
+    assert any("took no part" in line for line in told.findings)
+
+
+class Page(HTMLParser):
+    """Text, and everything that a page would fetch."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.words, self.fetched = "", []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: Any) -> None:
+        links = {key: value for key, value in attrs if key in ("src", "href", "xlink:href") and tag != "a"}
+        self.fetched += [value for value in links.values() if not value.startswith(("data:", "#"))]
+
+    def handle_data(self, data: str) -> None:
+        self.words += data
+
+
+def test_the_page_answers_first_and_fetches_nothing(written: dict[str, Any], tmp_path: Path) -> None:
+    result = grid(
+        written,
+        ["fedavg", "harmofl"],
+        SEEDS,
+        scores,
+        sweeps=[Sweep("perturbation.alpha", (0, 0.5))],
+        left_out=["A", "B"],
+    )
+    told = summarize_grid(result)
+    write_comparison(told, result.records, None, tmp_path)
+    page = Page((tmp_path / "comparison.html").read_text())
+    assert not page.fetched
+    body = page.words[page.words.index("which method?") :]
+    assert body.index(told.headline) < body.index("Differences to fedavg") < body.index("How this was made")
+    words = re.sub(r"\s+", " ", page.words)
+    # harmofl at A: 0.82, 0.73 and 0.76
+    for text in (
+        "0.770 ± 0.046",
+        "Demo:",
+        "Hospitals that took no part",
+        "perturbation.alpha",
+        "Loss around the models",
+    ):
+        assert text in words
+    assert page.words.count("undefined") == 2, "the last validation score of both methods is undefined"
+    assert read_comparison(tmp_path / "comparison.json") == told
+
+
+def test_csv_has_every_score_of_every_use(written: dict[str, Any], tmp_path: Path) -> None:
+    result = grid(written, ["fedavg", "harmofl"], SEEDS, scores, left_out=["A"])
+    write_comparison(summarize_grid(result), result.records, None, tmp_path)
+    lines = list(csv.DictReader(io.StringIO((tmp_path / "comparison.csv").read_text())))
+    # 2 methods, 3 seeds, with and without A, 2 sites, 2 models
+    assert len(lines) == 2 * 3 * 2 * 2 * 2
+    held = next(line for line in lines if line["left_out"] == "A" and line["site"] == "A" and line["model"] == "best")
+    assert held["took_part"] == "0" and float(held["mean"]) == pytest.approx(0.8)
+
+
+def test_a_broken_comparison_is_refused_by_key(tmp_path: Path) -> None:
+    (tmp_path / "comparison.json").write_text('{"format": 2}')
+    with pytest.raises(ResultsError, match=r"comparison\.json: format"):
+        read_comparison(tmp_path / "comparison.json")
+    with pytest.raises(ResultsError, match="cannot be read"):
+        read_comparison(tmp_path / "absent.json")
