@@ -60,7 +60,7 @@ def check(
 def _show_site(console: Console, site: SiteInspection) -> None:
     report = site.report
     console.print(f"\nsite {site.name}: {site.folder}", style="bold")
-    for line in _lines(site.findings):
+    for line in finding_lines(site.findings):
         console.print(line)
     if not report.rows:
         return
@@ -74,7 +74,7 @@ def _show_site(console: Console, site: SiteInspection) -> None:
     console.print(report.summary)
 
 
-def _lines(findings: Iterable[Finding]) -> list[str]:
+def finding_lines(findings: Iterable[Finding]) -> list[str]:
     """One line a finding; notices that say the same of several files share one."""
     lines: list[str] = []
     notices: dict[tuple[str, str], list[str]] = {}

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harmofl.app.cli_compare import add_compare, run_compare
+from harmofl.app.cli_model import add_model_commands, run_evaluate, run_export, run_predict
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -110,6 +111,9 @@ COMMANDS = {
     "resume": _resume,
     "purge": _purge,
     "compare": run_compare,
+    "predict": run_predict,
+    "evaluate": run_evaluate,
+    "export": run_export,
 }
 
 
@@ -125,6 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_resume(commands)
     _add_purge(commands)
     _add_set(add_compare(commands))
+    add_model_commands(commands)
     return parser
 
 

@@ -49,6 +49,19 @@ def log_profile(amplitude: Tensor, height: int, width: int) -> Tensor:
     return profile.index_select(-1, bins.source).clamp_min_(PROFILE_FLOOR).log_()
 
 
+def profile_weights(height: int, width: int) -> Tensor:
+    """Matrix from a flat amplitude half plane to the mean orthonormal amplitude in every bin, before the logarithm.
+
+    Returns:
+        (H * (W // 2 + 1), bins) float32: what `log_profile` sums, for graphs that know matrix products only.
+    """
+    bins = _radial_bins(height, width, torch.device("cpu"))
+    number = torch.repeat_interleave(torch.arange(len(bins.sizes)), torch.tensor(bins.sizes))
+    weights = torch.zeros(height * (width // 2 + 1), len(bins.sizes))
+    weights[bins.order, number] = bins.weights
+    return (weights / (bins.totals * math.sqrt(height * width)))[:, bins.source]
+
+
 def site_gain(target_profile: Tensor, own_profile: Tensor, height: int, width: int) -> Tensor:
     """Real, positive gain over the half plane that moves a site's mean log profile to the target.
 

@@ -76,10 +76,10 @@ class Summary:
     undefined: int
 
 
-def summarize(scores: list[float]) -> Summary:
+def summarize(scores: list[float], largest: float = 1.0) -> Summary:
     """Mean with a 95 % Student interval over cases; None, not 0, where it is undefined.
 
-    An interval needs two defined scores; it is cut to [0, 1], the range of a Dice score.
+    An interval needs two defined scores; it is cut to [0, largest]: 1 for a Dice score, infinity for a distance.
     """
     defined = np.array([score for score in scores if not isnan(score)], dtype=np.float64)
     undefined = len(scores) - defined.size
@@ -89,7 +89,7 @@ def summarize(scores: list[float]) -> Summary:
     if defined.size == 1:
         return Summary(mean, None, None, 1, undefined)
     half = _student_quantile(defined.size - 1) * float(defined.std(ddof=1)) / sqrt(defined.size)
-    return Summary(mean, max(0.0, mean - half), min(1.0, mean + half), int(defined.size), undefined)
+    return Summary(mean, max(0.0, mean - half), min(largest, mean + half), int(defined.size), undefined)
 
 
 def _student_quantile(freedom: int) -> float:

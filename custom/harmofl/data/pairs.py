@@ -43,7 +43,7 @@ def read_pair(case: Case) -> ImagePair:
     """
     image, mask = read_scan(case.image), read_scan(case.mask)
     _check_grid(case, image, mask)
-    _check_axial(case, image)
+    check_axial(case.image.name, image)
     intensities, image_findings = finite_image(image.data, case.image.name)
     check_contrast(intensities, case.image.name)
     binary, labels, mask_findings = binary_mask(mask.data, case.mask.name)
@@ -53,7 +53,13 @@ def read_pair(case: Case) -> ImagePair:
         spacing=image.spacing,
         orientation=image.orientation,
         labels=labels,
-        findings=(*image.findings, *mask.findings, *image_findings, *mask_findings, *_depth_findings(case, image)),
+        findings=(
+            *image.findings,
+            *mask.findings,
+            *image_findings,
+            *mask_findings,
+            *depth_findings(case.image.name, image),
+        ),
     )
 
 
@@ -80,19 +86,25 @@ def _mismatch(case: Case, message: str) -> CaseError:
     return refusal("geometry_mismatch", subject, message, "resample the mask to the image's grid, nearest neighbor")
 
 
-def _check_axial(case: Case, image: Scan) -> None:
+def check_axial(subject: str, image: Scan) -> None:
+    """Refuse a volume whose slices are coronal or sagittal.
+
+    Raises:
+        CaseError: another axis than the one through the slices has clearly thicker voxels.
+    """
     slice_spacing, *in_plane = image.spacing
     if max(in_plane) <= CLEARLY_THICKER * slice_spacing:
         return
     view = "coronal" if in_plane[0] > in_plane[1] else "sagittal"
     sizes = " x ".join(f"{value:.4g}" for value in image.spacing)
     message = f"the slices are {view}, not axial (voxel {sizes} mm along head, posterior, left)"
-    raise refusal("not_axial", case.image.name, message, "use the axial series of this patient")
+    raise refusal("not_axial", subject, message, "use the axial series of this patient")
 
 
-def _depth_findings(case: Case, image: Scan) -> list[Finding]:
+def depth_findings(subject: str, image: Scan) -> list[Finding]:
+    """A notice where a volume has fewer slices than one window."""
     slices = len(image.data)
     if slices >= THIN:
         return []
     message = f"the volume has {slices} slice{'s' * (slices > 1)}, border slices stand in for missing neighbors"
-    return [Finding("notice", "thin_volume", case.image.name, message)]
+    return [Finding("notice", "thin_volume", subject, message)]

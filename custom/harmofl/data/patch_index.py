@@ -84,21 +84,34 @@ def read_index(folder: Path, centers: Sequence[int]) -> PatchIndex:
         DataRootError: if the file is missing or a column, if a row cannot be parsed, if a patch is listed with both
             labels, or if a center has no row; the line and the mend are named.
     """
-    try:
-        with (folder / METADATA).open(encoding="utf-8-sig", newline="") as stream:
-            table = _Table(csv.reader(stream), centers)
-    except OSError as error:
-        message = f"{folder / METADATA} cannot be read ({error.strerror}); put the index of the patches there"
-        raise DataRootError(message) from error
-    except (UnicodeDecodeError, csv.Error) as error:
-        message = f"{folder / METADATA} is no UTF-8 text of comma-separated columns ({error}); export it again"
-        raise DataRootError(message) from error
+    table = _read_table(folder, centers)
     absent = sorted(set(centers) - table.centers)
     if absent:
         present = ", ".join(map(str, sorted(table.centers))) or "none"
         message = f"{METADATA} has no row of center {', '.join(map(str, absent))} (it has {present}, counted from 0)"
         raise DataRootError(f"{message}; correct the site's center in the experiment or the data root")
     return table.index(folder)
+
+
+def centers_of(folder: Path) -> list[int]:
+    """Centers with a row in ``metadata.csv``.
+
+    Raises:
+        DataRootError: as `read_index`.
+    """
+    return sorted(_read_table(folder, ()).centers)
+
+
+def _read_table(folder: Path, centers: Sequence[int]) -> "_Table":
+    try:
+        with (folder / METADATA).open(encoding="utf-8-sig", newline="") as stream:
+            return _Table(csv.reader(stream), centers)
+    except OSError as error:
+        message = f"{folder / METADATA} cannot be read ({error.strerror}); put the index of the patches there"
+        raise DataRootError(message) from error
+    except (UnicodeDecodeError, csv.Error) as error:
+        message = f"{folder / METADATA} is no UTF-8 text of comma-separated columns ({error}); export it again"
+        raise DataRootError(message) from error
 
 
 class _Table:

@@ -65,34 +65,50 @@ def read_volume(case: Case, settings: VolumeSettings) -> Volume:
 
 
 def fit_pair(case: Case, pair: ImagePair, settings: VolumeSettings) -> Volume:
-    """Window the intensities of a pair and resize its slices; the number of slices stays.
+    """Window the intensities of a pair and resize its slices; the number of slices stays."""
+    from monai.transforms import Resize
 
-    The window runs from the volume's minimum to its upper percentile on the native grid (HarmoFL, released loader).
-    """
-    from monai.transforms import Compose, Resized, ScaleIntensityRangePercentilesd
-
-    findings = list(pair.findings)
-    steps: list[Any] = []
-    if settings.upper_percentile is not None:
-        upper = settings.upper_percentile
-        if not _window_is_open(pair.image, upper):
-            message = f"more than {upper:g} % of the voxels hold the smallest intensity, the window runs to the largest"
-            findings.append(Finding("warning", "sparse_image", case.image.name, message, "check the image"))
-            upper = 100.0
-        steps.append(ScaleIntensityRangePercentilesd("image", lower=0, upper=upper, b_min=0, b_max=1, clip=True))
+    image, findings = fit_image(pair.image, settings, case.image.name)
     # nearest-exact has the pixel centers of trilinear; torch's plain nearest is half a pixel off
-    size, modes = (-1, settings.height, settings.width), ("trilinear", "nearest-exact")
-    steps.append(Resized(("image", "mask"), spatial_size=size, mode=modes))
-    fitted = Compose(steps)({"image": pair.image[np.newaxis], "mask": pair.mask[np.newaxis]})
+    mask = Resize((-1, settings.height, settings.width), mode="nearest-exact")(pair.mask[np.newaxis])
     _, rows, columns = pair.image.shape
     thickness, row, column = pair.spacing
     return Volume(
         name=case.name,
-        image=fitted["image"].numpy()[0].astype(np.float32 if settings.upper_percentile is None else np.float16),
-        mask=fitted["mask"].numpy()[0].astype(np.uint8),
+        image=image,
+        mask=mask.numpy()[0].astype(np.uint8),
         spacing=(thickness, row * rows / settings.height, column * columns / settings.width),
-        findings=tuple(findings),
+        findings=(*pair.findings, *findings),
     )
+
+
+def fit_image(image: np.ndarray, settings: VolumeSettings, subject: str) -> tuple[np.ndarray, list[Finding]]:
+    """Window the intensities of a volume and resize its slices.
+
+    The window runs from the volume's minimum to its upper percentile on the native grid (HarmoFL, released loader).
+
+    Args:
+        image: (S, rows, columns) float32, finite.
+        settings: size and window.
+        subject: file name for findings.
+
+    Returns:
+        (S, H, W), float16 in [0, 1] if windowed, else float32.
+    """
+    from monai.transforms import Compose, Resize, ScaleIntensityRangePercentiles
+
+    findings: list[Finding] = []
+    steps: list[Any] = []
+    if settings.upper_percentile is not None:
+        upper = settings.upper_percentile
+        if not _window_is_open(image, upper):
+            message = f"more than {upper:g} % of the voxels hold the smallest intensity, the window runs to the largest"
+            findings.append(Finding("warning", "sparse_image", subject, message, "check the image"))
+            upper = 100.0
+        steps.append(ScaleIntensityRangePercentiles(lower=0, upper=upper, b_min=0, b_max=1, clip=True))
+    steps.append(Resize((-1, settings.height, settings.width), mode="trilinear"))
+    fitted = Compose(steps)(image[np.newaxis]).numpy()[0]
+    return fitted.astype(np.float32 if settings.upper_percentile is None else np.float16), findings
 
 
 def _window_is_open(image: np.ndarray, upper: float) -> bool:

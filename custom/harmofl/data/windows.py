@@ -66,9 +66,14 @@ class SliceWindows(Dataset[tuple[Tensor, Tensor]]):
 
 def volume_windows(volume: Volume, neighbors: int = 1) -> Tensor:
     """Return all windows of one volume in order, (S, 2 n + 1, H, W) float32, for evaluation by case."""
-    depth = len(volume.image)
+    return image_windows(volume.image, neighbors)
+
+
+def image_windows(image: np.ndarray, neighbors: int = 1) -> Tensor:
+    """Return all windows of an image (S, H, W) in order, (S, 2 n + 1, H, W) float32."""
+    depth = len(image)
     taken = np.stack([_neighborhood(index, depth, neighbors) for index in range(depth)])
-    return torch.from_numpy(volume.image).float()[torch.from_numpy(taken)]
+    return torch.from_numpy(image).float()[torch.from_numpy(taken)]
 
 
 def chosen_slices(volume: Volume, slices: SliceChoice) -> list[int]:

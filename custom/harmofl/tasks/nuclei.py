@@ -93,11 +93,11 @@ class NucleiTask:
         Raises:
             DataRootError: no such folder; one line with the mend.
         """
-        return nuclei_folder(root, site, experiment.data.aliases.get(site, ()), _site_map(root))
+        return nuclei_folder(root, site, experiment.data.aliases.get(site, ()), site_map_of(root))
 
     def part(self, folder: Path, site: str, experiment: "Experiment") -> frozenset[Hashable] | None:
         """With a map several sites share a folder: it tells whose an image is, and refuses what two claim."""
-        return frozenset({site}) if _site_map(folder) else None
+        return frozenset({site}) if site_map_of(folder) else None
 
     def open_site(self, folder: Path, site: str, experiment: "Experiment", cache: Path) -> SiteData:
         """Read, split and check a site's images; they are held decoded, 4 bytes a pixel."""
@@ -193,14 +193,15 @@ class ScoredImages:
         return len(self.images)
 
 
-def _site_map(root: Path) -> SiteMap | None:
+def site_map_of(root: Path) -> SiteMap | None:
+    """The map of a folder that several sites share, None for a site's own folder."""
     path = root / MAP_FILE
     return read_site_map(path) if path.is_file() else None
 
 
 def _read(folder: Path, site: str, experiment: "Experiment") -> tuple[list[NucleiImage], list[Finding]]:
     # only a data root that several sites share has a map in it; a folder of a site's own holds this site's images alone
-    cases, findings = site_cases(folder, site, _site_map(folder))
+    cases, findings = site_cases(folder, site, site_map_of(folder))
     images, more = read_site_images(cases, CLASSES[reader_settings(experiment, NucleiReader).classes])
     return images, findings + more
 

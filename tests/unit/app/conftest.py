@@ -7,6 +7,7 @@ import pytest
 from harmofl.app.bundle import bundle
 from harmofl.app.preflight import preflight
 from tests.small_job import SITES, write_site, write_small_job
+from tests.unit.app.model_files import ModelOfTask, model_of_task
 from tests.unit.app.provisioned import Lines, Packed, Provisioning, closed_port, provision, set_privacy
 
 
@@ -84,3 +85,19 @@ def lines(capsys: pytest.CaptureFixture[str]) -> Lines:
         return [line for line in shown if "port closed" not in line]
 
     return run
+
+
+@pytest.fixture(scope="session")
+def prostate_model(tmp_path_factory: pytest.TempPathFactory) -> ModelOfTask:
+    """A model that segments its own site's five volumes; read only."""
+    return model_of_task("prostate", "BIDMC", tmp_path_factory.mktemp("prostate"), epochs=12)
+
+
+@pytest.fixture(scope="session")
+def nuclei_model(tmp_path_factory: pytest.TempPathFactory) -> ModelOfTask:
+    return model_of_task("nuclei", "breast", tmp_path_factory.mktemp("nuclei"), epochs=3)
+
+
+@pytest.fixture(scope="session")
+def camelyon17_model(tmp_path_factory: pytest.TempPathFactory) -> ModelOfTask:
+    return model_of_task("camelyon17", "hospital1", tmp_path_factory.mktemp("camelyon17"), epochs=1)

@@ -1,0 +1,166 @@
+"""Apply an exported HarmoFL model to images: python apply.py IMAGE... -o DIR.
+
+This file stands alone: `harmofl export` puts it beside the model. It needs numpy, torch or onnxruntime as the model is
+TorchScript or ONNX, nibabel for volumes, pillow for pictures, monai for tissue. settings.json says what it takes.
+"""
+
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+Arrays = np.ndarray
+Run = Callable[..., Arrays]
+
+
+class Exported:
+    """A model file and what it takes.
+
+    Attributes:
+        settings: of settings.json.
+        run: logits (B, K, ...) of the arrays that `settings["inputs"]` names, float32.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        """Load settings.json and the model beside it."""
+        self.settings: dict[str, Any] = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
+        model = folder / self.settings["model"]
+        self.run = _onnx(model, self.settings["inputs"]) if model.suffix == ".onnx" else _torchscript(model)
+
+    def logits(self, inputs: Arrays) -> Arrays:
+        """Logits of all inputs (N, C, H, W) of one case, in batches as training predicts them."""
+        size = self.settings["batch"]
+        more = (inputs,) if "case" in self.settings["inputs"] else ()
+        parts = [self.run(inputs[start : start + size], *more) for start in range(0, len(inputs), size)]
+        return np.concatenate(parts)
+
+
+def _torchscript(path: Path) -> Run:
+    import torch
+
+    model = torch.jit.load(str(path), map_location="cpu").eval()
+
+    def run(*inputs: Arrays) -> Arrays:
+        with torch.no_grad():
+            return model(*(torch.from_numpy(np.ascontiguousarray(part)) for part in inputs)).numpy()
+
+    return run
+
+
+def _onnx(path: Path, names: Sequence[str]) -> Run:
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+
+    def run(*inputs: Arrays) -> Arrays:
+        return session.run(None, dict(zip(names, inputs, strict=True)))[0]
+
+    return run
+
+
+def apply(exported: Exported, source: Path, output: Path) -> str:
+    """Predict one image; a mask goes into the folder `output`, the text that comes back says what was found."""
+    return {"prostate": _apply_volume, "nuclei": _apply_tissue, "camelyon17": _apply_patch}[exported.settings["task"]](
+        exported, source, output
+    )
+
+
+def _apply_volume(exported: Exported, source: Path, output: Path) -> str:
+    import nibabel
+    from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
+
+    image: Any = nibabel.load(source)
+    voxels = image.get_fdata(dtype=np.float32)
+    there = ornt_transform(io_orientation(image.affine), axcodes2ornt("LPS"))
+    slices = apply_orientation(voxels.reshape(voxels.shape[:3]), there).transpose(2, 1, 0)
+    logits = exported.logits(windows(slices, exported.settings))
+    labels = resized(softmax(logits), *slices.shape[1:]).argmax(1).astype(np.uint8)
+    back = ornt_transform(axcodes2ornt("LPS"), io_orientation(image.affine))
+    header = image.header.copy()
+    header.set_data_dtype(np.uint8)
+    header.set_slope_inter(1, 0)
+    target = output / f"{source.name.removesuffix('.gz').removesuffix('.nii')}_segmentation.nii.gz"
+    nibabel.save(
+        type(image)(np.ascontiguousarray(apply_orientation(labels.transpose(2, 1, 0), back)), None, header), target
+    )
+    return f"{np.count_nonzero(labels)} voxels -> {target}"
+
+
+def windows(slices: Arrays, settings: dict[str, Any]) -> Arrays:
+    """Network inputs (S, 3, H, W) of a volume (S, rows, columns) in left-posterior-superior order."""
+    slices = slices.astype(np.float32)
+    if settings["upper_percentile"] is not None:
+        low, high = slices.min(), np.percentile(slices, settings["upper_percentile"])
+        high = slices.max() if high <= low else high
+        slices = np.clip((slices - low) / (high - low), 0, 1).astype(np.float32)
+    slices = resized(slices, settings["height"], settings["width"])
+    if settings["upper_percentile"] is not None:
+        slices = slices.astype(np.float16).astype(np.float32)  # training keeps windowed volumes in half precision
+    depth = len(slices)
+    return np.stack([slices[np.clip(np.arange(at - 1, at + 2), 0, depth - 1)] for at in range(depth)])
+
+
+def _apply_tissue(exported: Exported, source: Path, output: Path) -> str:
+    import torch
+    from monai.inferers import sliding_window_inference
+    from PIL import Image
+
+    picture = np.asarray(Image.open(source).convert("RGB"))
+    size, (rows, columns) = exported.settings["height"], picture.shape[:2]
+    picture = np.pad(picture, ((0, max(size - rows, 0)), (0, max(size - columns, 0)), (0, 0)), mode="reflect")
+
+    def logits(tiles: Any) -> Any:
+        return torch.from_numpy(exported.run(tiles.numpy()))
+
+    whole = torch.from_numpy(picture.transpose(2, 0, 1).astype(np.float32) / 255)[None]
+    found: Any = sliding_window_inference(whole, (size, size), 4, logits, overlap=0.25, mode="gaussian")
+    labels = found[0, :, :rows, :columns].argmax(0).numpy().astype(np.uint8)
+    target = output / f"{source.stem}_mask.png"
+    Image.fromarray(labels * np.uint8(255 if found.shape[1] == 2 else 1)).save(target)
+    return f"{100 * np.mean(labels > 0):.1f} % of the pixels -> {target}"
+
+
+def _apply_patch(exported: Exported, source: Path, output: Path) -> str:
+    from PIL import Image
+
+    picture = np.asarray(Image.open(source).convert("RGB"))
+    shares = softmax(exported.logits(picture.transpose(2, 0, 1)[None].astype(np.float32) / 255))[0]
+    return ", ".join(f"{name} {share:.6f}" for name, share in zip(exported.settings["classes"], shares, strict=True))
+
+
+def resized(planes: Arrays, rows: int, columns: int) -> Arrays:
+    """Linear interpolation of the last two axes; pixels are areas, so that both grids cover the same field."""
+    for axis, size in ((-2, rows), (-1, columns)):
+        length = planes.shape[axis]
+        place = np.clip((np.arange(size) + 0.5) * (length / size) - 0.5, 0, length - 1)
+        lower = np.floor(place).astype(int)
+        share = (place - lower).astype(np.float32).reshape((-1, 1) if axis == -2 else (-1,))
+        upper = np.minimum(lower + 1, length - 1)
+        planes = np.take(planes, lower, axis) * (1 - share) + np.take(planes, upper, axis) * share
+    return planes
+
+
+def softmax(logits: Arrays) -> Arrays:
+    """Probabilities of the classes, the second axis."""
+    raised = np.exp(logits - logits.max(1, keepdims=True))
+    return raised / raised.sum(1, keepdims=True)
+
+
+def _run_from_the_command_line() -> None:
+    import sys
+
+    parser = argparse.ArgumentParser(description="Apply an exported HarmoFL model to images.")
+    parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
+    parser.add_argument("-o", "--output", type=Path, default=Path("predictions"), metavar="DIR")
+    options = parser.parse_args()
+    options.output.mkdir(parents=True, exist_ok=True)
+    exported = Exported(Path(__file__).resolve().parent)
+    for source in options.images:
+        sys.stdout.write(f"{source.name}: {apply(exported, source, options.output)}\n")
+
+
+if __name__ == "__main__":
+    _run_from_the_command_line()

@@ -1,0 +1,96 @@
+"""The schema of evaluation.json: how a model scores on the images of one hospital."""
+
+from math import isfinite
+from pathlib import Path
+from typing import Literal
+
+from pydantic import ValidationError
+
+from harmofl.core.classification import Estimate
+from harmofl.core.scores import summarize
+from harmofl.evidence.results import Record, ResultsError, ScoreSummary
+
+EVALUATION_FILE = "evaluation.json"
+FORMAT = 1
+
+
+class ModelRecord(Record):
+    """The model: its file and SHA-256, and the run that made it."""
+
+    file: str
+    sha256: str
+    run_id: str
+    experiment: str
+    experiment_hash: str
+    task: str
+    network: str
+    rounds: int
+
+
+class FindingRecord(Record):
+    """One finding about the folder; it names files."""
+
+    severity: Literal["error", "warning", "notice"]
+    code: str
+    subject: str
+    message: str
+    mend: str
+
+
+class Evaluation(Record):
+    """evaluation.json; it holds names of cases and files, so it stays where the images are.
+
+    `names` belong to the lists `per_case` of `scores`, in order.
+    """
+
+    format: int
+    model: ModelRecord
+    data: str
+    site: str | None
+    own_profile: str | None
+    unit: str
+    names: list[str]
+    skipped: dict[str, int]
+    scores: dict[str, ScoreSummary]
+    rules: list[str]
+    findings: list[FindingRecord]
+    versions: dict[str, str]
+    seconds: float
+
+
+def by_case_summary(scores: list[float], largest: float) -> ScoreSummary:
+    """Mean over cases with Student's interval; undefined cases are None and counted."""
+    return ScoreSummary(**vars(summarize(scores, largest)), per_case=[_finite(score) for score in scores])
+
+
+def pooled_summary(estimate: Estimate) -> ScoreSummary:
+    """A score over all images, which has no list of cases."""
+    mean = _finite(estimate.value)
+    return ScoreSummary(
+        mean=mean,
+        low=_finite(estimate.low),
+        high=_finite(estimate.high),
+        n=estimate.n,
+        undefined=int(mean is None),
+        per_case=[],
+    )
+
+
+def read_evaluation(path: Path) -> Evaluation:
+    """Read and validate evaluation.json.
+
+    Raises:
+        ResultsError: the file is missing, no JSON, or does not follow the schema.
+    """
+    try:
+        return Evaluation.model_validate_json(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read ({error.strerror})") from None
+    except ValidationError as error:
+        problem = error.errors()[0]
+        key = ".".join(str(part) for part in problem["loc"])
+        raise ResultsError(f"{path}: {key}: {problem['msg']}") from None
+
+
+def _finite(value: float) -> float | None:
+    return value if isfinite(value) else None
