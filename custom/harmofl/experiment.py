@@ -134,6 +134,7 @@ class FederationSettings(Section):
     round_timeout: Annotated[int, Field(ge=60)] = 24 * 3600
     straggler_wait: Annotated[int, Field(ge=0)] = 600
     resume_from: str | None = None
+    tracking: Literal["tensorboard", "mlflow", "none"] = "tensorboard"
 
 
 class DemoSettings(Section):
@@ -180,11 +181,12 @@ class Experiment(Section):
     def hash(self) -> str:
         """First 16 hex digits of the SHA-256 over the settings that decide the result.
 
-        Paths and time limits do not; nor do the demo's overrides, which are in the other settings where they count.
+        Paths, time limits and where curves go do not; nor do the demo's overrides, which are in the other settings
+        where they count.
         """
         left_out = {
             "data": {"simulated_root"},
-            "federation": {"resume_from", "round_timeout", "straggler_wait"},
+            "federation": {"resume_from", "round_timeout", "straggler_wait", "tracking"},
             "demo": {"overrides"},
         }
         settings = self.model_dump(mode="json", exclude=left_out)

@@ -8,8 +8,10 @@ import numpy as np
 import pytest
 import torch
 
+from harmofl.app.cli import main
 from harmofl.tasks import resolve_experiment
 from tests.benchmarks.federation_in_memory import scores_by_round
+from tests.browser import assert_readable, keep_for_docs, open_chromium
 from tests.federation.conftest import ROOT, Run, simulate
 
 SITES = ["BIDMC", "BMC", "HK", "I2CVB", "RUNMC", "UCL"]
@@ -68,3 +70,16 @@ def test_the_best_model_is_self_contained(demo: Run) -> None:
     assert notes["amplitude"].shape == (3, 11)
     assert json.loads(notes["experiment"])["name"] == "harmofl_prostate"
     assert all(torch.isfinite(value).all() for value in content["model"].values())
+
+
+@pytest.mark.slow
+def test_its_report_with_pictures_is_readable(demo: Run, tmp_path: Path) -> None:
+    """Also takes the picture that README shows: HARMOFL_WRITE_DOCS=1 pytest -m slow tests/jobs/test_demo.py."""
+    browser, page = open_chromium(tmp_path), tmp_path / "report.html"
+    assert main(["report", str(demo.workspace), "--demo", "-o", str(page)]) == 0
+    text = page.read_text(encoding="utf-8")
+    assert "Careful:" not in text, "the pictures' scores are not those of the run"
+    assert text.count('<img src="data:image/png') == 2 * len(SITES)  # two test cases a site: best and worst
+    assert_readable(browser, page)
+    browser.picture(page, tmp_path / "report.png", 1100, 1560)
+    keep_for_docs(tmp_path / "report.png", "report.png")

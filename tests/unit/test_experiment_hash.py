@@ -74,6 +74,7 @@ OTHER = {
     "federation.local_layers": "norm",
     "federation.pooled_data": True,
     "federation.resume_from": None,
+    "federation.tracking": "none",
     "demo.overrides": {},
     "demo.data": {},
 }
@@ -94,6 +95,7 @@ def test_the_hash_changes_with_every_setting_but_paths_and_time_limits(written):
         "federation.round_timeout",
         "federation.straggler_wait",
         "federation.resume_from",
+        "federation.tracking",
         "demo.overrides",
     ]
     assert [key for key, value in hashes.items() if value == experiment.hash] == undecided

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harmofl.app.cli_compare import add_compare, run_compare
+from harmofl.app.cli_evidence import add_report, run_report
 from harmofl.app.cli_model import add_model_commands, run_evaluate, run_export, run_predict
 
 
@@ -114,6 +115,7 @@ COMMANDS = {
     "predict": run_predict,
     "evaluate": run_evaluate,
     "export": run_export,
+    "report": run_report,
 }
 
 
@@ -130,6 +132,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_purge(commands)
     _add_set(add_compare(commands))
     add_model_commands(commands)
+    add_report(commands)
     return parser
 
 

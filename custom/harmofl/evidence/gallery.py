@@ -1,9 +1,7 @@
 """gallery.html: example images of every site before and after each step of the normalization, on one page."""
 
-import base64
 from collections.abc import Sequence
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harmofl.evidence.page import inline_svg, write_page
+from harmofl.evidence.pictures import outline, png
 
 DISPLAYED = (1, 99)  # percentiles of all sites' example pixels that become black and white
 Image = NDArray[np.float32]
@@ -113,8 +112,8 @@ def _shown(image: Image, is_color: bool) -> Image:
 def _pictures(gallery: Gallery, site: SiteExamples, step: int, window: tuple[float, float]) -> list[dict[str, Any]]:
     return [
         {
-            "source": _png(_shown(example.images[step], gallery.is_color), window),
-            "outline": _outline(example.mask) if example.mask is not None else "",
+            "source": png(_shown(example.images[step], gallery.is_color), window),
+            "outline": outline(example.mask) if example.mask is not None else "",
             "height": example.images[step].shape[-2],
             "width": example.images[step].shape[-1],
             "label": example.label,
@@ -122,27 +121,6 @@ def _pictures(gallery: Gallery, site: SiteExamples, step: int, window: tuple[flo
         }
         for number, example in enumerate(site.examples, 1)
     ]
-
-
-def _png(image: Image, window: tuple[float, float]) -> str:
-    """A PNG of 8 bits a channel as data URI."""
-    from PIL import Image as Pillow
-
-    low, high = window
-    pixels = np.rint(np.clip((image - low) / (high - low), 0, 1) * 255).astype(np.uint8)
-    stored = BytesIO()
-    Pillow.fromarray(pixels).save(stored, "PNG", optimize=True)
-    return "data:image/png;base64," + base64.b64encode(stored.getvalue()).decode()
-
-
-def _outline(mask: NDArray[np.bool_]) -> str:
-    """The border of the foreground as an SVG path, in pixels from the corner of the image."""
-    from skimage.measure import find_contours
-
-    contours = find_contours(np.pad(mask, 1).astype(np.float32), 0.5)  # padded: a border at the edge is closed too
-    # a padded pixel's center lies at its index, half a pixel from its corner
-    points = [" ".join(f"{x - 0.5:g} {y - 0.5:g}" for y, x in contour) for contour in contours]
-    return " ".join(f"M{line}Z" for line in points)
 
 
 def profile_plot(gallery: Gallery) -> str:

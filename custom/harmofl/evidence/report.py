@@ -1,41 +1,107 @@
 """report.html: one self-contained page about a run, readable offline, in print and in dark mode."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from harmofl.evidence.page import inline_svg, write_page
+import numpy as np
+
+from harmofl.evidence.curves import difference_figure, round_figure, score_figure
+from harmofl.evidence.definitions import definition
+from harmofl.evidence.page import write_page
+from harmofl.evidence.paired import Comparison
+from harmofl.evidence.pictures import outline, png
 from harmofl.evidence.results import Results, RoundRecord
+from harmofl.tasks.answers import Illustration
+
+FEW = 10  # test cases below which the page says that an interval stands on few
 
 
-def write_report(results: Results, rounds: Sequence[RoundRecord], path: Path) -> None:
-    """Render the page; the file is replaced as a whole."""
+@dataclass(frozen=True)
+class SiteExamples:
+    """Titled pictures of a site, best first, and what a reader must know about them."""
+
+    site: str
+    pictures: tuple[tuple[str, Illustration], ...]
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Pictures of the sites whose data lies where the page is written, what their scores are, where they come from."""
+
+    sites: tuple[SiteExamples, ...]
+    score: str
+    source: str
+
+
+def write_report(
+    results: Results,
+    rounds: Sequence[RoundRecord],
+    path: Path,
+    *,
+    failure: str = "",
+    comparison: Comparison | None = None,
+    examples: Examples | None = None,
+) -> None:
+    """Render the page; the file is replaced as a whole.
+
+    Args:
+        results: of the run.
+        rounds: of the run.
+        path: the page.
+        failure: why the run failed, empty where it did not.
+        comparison: with the same sites on their own.
+        examples: pictures of scored cases.
+    """
+    key = results.key_score
+    counts = [result.test[key].n for result in results.sites.values() if key in result.test]
     write_page(
         "report.html.j2",
         path,
         results=results,
         rounds=rounds,
-        validation_curve=_curve(rounds, "validation", "validation " + results.key_score),
-        loss_curve=_curve(rounds, "loss", "training loss"),
-        key=results.key_score,
+        failure=failure,
+        key=key,
+        definitions={name: definition(name) for name in [key, *(n for n in results.mean_over_sites if n != key)]},
         trained_on=sorted({site for accepted in results.sites_accepted for site in accepted}),
+        whole_rounds=sum(set(accepted) >= set(results.sites_expected) for accepted in results.sites_accepted),
+        fewest=min(counts) if counts and min(counts) < FEW else None,
+        score_figure=score_figure(results),
+        validation_curve=round_figure(rounds, "validation", f"validation {key}"),
+        loss_curve=round_figure(rounds, "loss", "training loss"),
+        comparison=comparison,
+        difference_figure=difference_figure(comparison) if comparison else "",
+        examples=examples,
+        pictures=_pictures(examples) if examples else [],
+        settings=list(_flat(results.experiment)),
     )
 
 
-def _curve(rounds: Sequence[RoundRecord], field: str, label: str) -> str:
-    """One line a site over the rounds as inline SVG; gaps where a site has no value."""
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
+def _pictures(examples: Examples) -> list[tuple[SiteExamples, list[dict[str, Any]]]]:
+    return [(site, [_picture(site.site, *titled) for titled in site.pictures]) for site in examples.sites]
 
-    figure = Figure(figsize=(6.4, 3.2), layout="constrained")
-    axes = figure.add_subplot()
-    for site in sorted({site for record in rounds for site in getattr(record, field)}):
-        values = [getattr(record, field).get(site) for record in rounds]
-        heights = [float("nan") if value is None else value for value in values]
-        axes.plot([record.round for record in rounds], heights, marker="o", markersize=3, linewidth=1.2, label=site)
-    axes.set_xlabel("round")
-    axes.set_ylabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.spines[["top", "right"]].set_visible(False)
-    if axes.lines:
-        axes.legend(frameon=False, fontsize=8, ncols=2)
-    return inline_svg(figure, field)
+
+def _picture(site: str, title: str, shown: Illustration) -> dict[str, Any]:
+    gray = shown.image.ndim == 2
+    low, high = np.percentile(shown.image, (1, 99)) if gray else (0.0, 1.0)
+    return {
+        "source": png(shown.image, (float(low), max(float(high), float(low) + 1e-6))),
+        "height": shown.image.shape[0],
+        "width": shown.image.shape[1],
+        "reference": "" if shown.reference is None else outline(shown.reference),
+        "predicted": "" if shown.predicted is None else outline(shown.predicted),
+        "title": title,
+        "score": shown.score,
+        "note": shown.note,
+        "text": f"{site}, {title}, score {shown.score:.3f}, {shown.note}",
+    }
+
+
+def _flat(settings: dict[str, Any], above: str = "") -> Iterator[tuple[str, str]]:
+    for key, value in settings.items():
+        if isinstance(value, dict) and value:
+            yield from _flat(value, f"{above}{key}.")
+        else:
+            yield f"{above}{key}", "not set" if value is None else str(value)

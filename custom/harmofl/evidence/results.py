@@ -1,11 +1,13 @@
 """The schema of results.json and of the lines of round_metrics.jsonl."""
 
+import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+FORMAT = 1
 RESULTS_FILE, ROUNDS_FILE, REPORT_FILE = "results.json", "round_metrics.jsonl", "report.html"
 
 
@@ -48,10 +50,11 @@ class NoiseStatement(Record):
 
 
 class SiteResult(Record):
-    """One site: what it used and skipped, how the models score there, what left it."""
+    """One site: what it used, skipped and warned of, by code; how the models score there; what left it."""
 
     cases_used: dict[str, int]
     cases_skipped: dict[str, int]
+    data_warnings: dict[str, int] = {}
     validation: float | None
     test: dict[str, ScoreSummary]
     test_final_model: dict[str, ScoreSummary]
@@ -149,16 +152,28 @@ def read_results(path: Path) -> Results:
     """Read and validate results.json.
 
     Raises:
-        ResultsError: the file is missing, no JSON, or does not follow the schema.
+        ResultsError: the file is missing, no JSON, of another format, or does not follow the schema.
     """
     try:
-        return Results.model_validate_json(path.read_text(encoding="utf-8"))
+        text = path.read_text(encoding="utf-8")
+        _refuse_other_format(path, text)
+        return Results.model_validate_json(text)
     except OSError as error:
         raise ResultsError(f"{path}: cannot be read ({error.strerror}); did the run finish?") from None
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
         raise ResultsError(f"{path}: {key}: {problem['msg']}") from None
+
+
+def _refuse_other_format(path: Path, text: str) -> None:
+    try:
+        held = json.loads(text)
+    except ValueError:  # said better where the schema is checked
+        return
+    found = held.get("format", FORMAT) if isinstance(held, dict) else FORMAT
+    if found != FORMAT:
+        raise ResultsError(f"{path}: is of format {found}, this harmofl reads {FORMAT}; use the version that wrote it")
 
 
 def read_rounds(path: Path) -> list[RoundRecord]:

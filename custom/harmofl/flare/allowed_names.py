@@ -45,7 +45,8 @@ def refuse_other_names(numbers: Mapping[str, Any], allowed: Collection[str]) -> 
         MessageError: says where, not which.
     """
     tests = [*numbers.get("test", {}).values(), *numbers.get("pooled", {}).values()]
-    told = {"skipped": set(numbers.get("skipped", {})), "scores": {name for scores in tests for name in scores}}
+    reasons = {place: set(numbers.get(place, {})) for place in ("skipped", "warnings")}
+    told = {**reasons, "scores": {name for scores in tests for name in scores}}
     for place, names in told.items():
         others = names - set(allowed)
         if others:

@@ -25,7 +25,7 @@ from harmofl.flare.live import note_failure, tell_progress
 from harmofl.flare.method_notes import method_notes
 from harmofl.flare.persistor import best_weights, keep_if_best, save_at_the_end
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
-from harmofl.flare.record import close_round, mean_validation, score_text, write_evidence
+from harmofl.flare.record import close_round, end_books, mean_validation, score_text, write_evidence
 from harmofl.flare.server_run import ServerRun, open_run
 from harmofl.flare.state import StateError
 from harmofl.flare.wire import (
@@ -122,8 +122,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             note_failure(Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)), str(fl_ctx.get_prop(FLContextKey.EVENT_DATA)))
         elif event_type == EventType.END_RUN:
             # the last lines of the run, after what the framework says while it ends the sites' processes
-            for line in self._closing_lines:
-                PROGRESS.info(line)
+            end_books(getattr(self, "run", None), self._closing_lines)
 
     def process_result_of_unknown_task(
         self, client: Client, task_name: str, client_task_id: str, result: Shareable, fl_ctx: FLContext
@@ -234,10 +233,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             return
         final_score = mean_validation({site: answer.numbers.get("validation") for site, answer in answers.items()})
         save_at_the_end(weights, run, final_score, self._current_round)
-        self._closing_lines = write_evidence(run, {site: answer.numbers for site, answer in answers.items()})
-        if len(answers) < needed:  # the evidence of what was trained is kept, but the job has failed
-            missing = self.run.reasons([site for site in run.expected if site not in answers], "no answer")
-            self.system_panic(f"evaluation: {len(answers)} sites answered, {needed} are needed ({missing})", fl_ctx)
+        failure = run.shortfall(answers)
+        self._closing_lines = write_evidence(run, {site: told.numbers for site, told in answers.items()}, failure)
+        if failure:  # the evidence of what was trained is kept, but the job has failed
+            self.system_panic(failure, fl_ctx)
             return
         run.finish()
 

@@ -291,7 +291,8 @@ class Participant:
         )
 
     def _counts(self) -> dict[str, Any]:
-        return {"cases": self.data.cases, "skipped": self.data.skipped(), "demo": self._site.demo}
+        data = self.data
+        return {"cases": data.cases, "skipped": data.skipped(), "warnings": data.warned, "demo": self._site.demo}
 
     def _stop_if_asked(self) -> None:
         if self._should_stop():

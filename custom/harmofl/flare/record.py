@@ -11,6 +11,7 @@ from typing import Any
 from harmofl.core.scores import summarize
 from harmofl.evidence.report import write_report
 from harmofl.evidence.results import (
+    FORMAT,
     REPORT_FILE,
     RESULTS_FILE,
     ROUNDS_FILE,
@@ -24,6 +25,7 @@ from harmofl.evidence.results import (
     privacy_sentence,
 )
 from harmofl.flare.method_notes import method_notes, privacy_note
+from harmofl.flare.progress import PROGRESS
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 from harmofl.flare.state import write_text_atomically
@@ -52,6 +54,8 @@ def close_round(run: ServerRun, round_number: int, accepted: list[str]) -> Round
     )
     run.rounds.append(record)
     write_text_atomically("".join(item.model_dump_json() + "\n" for item in run.rounds), run.folder / ROUNDS_FILE)
+    if run.tracking is not None:
+        run.tracking.write(record)
     return record
 
 
@@ -61,19 +65,28 @@ def mean_validation(scores: dict[str, float | None]) -> float | None:
     return sum(defined) / len(defined) if defined else None  # type: ignore[arg-type]
 
 
-def write_evidence(run: ServerRun, answers: dict[str, dict[str, Any]]) -> list[str]:
+def end_books(run: ServerRun | None, closing_lines: list[str]) -> None:
+    """Close the curves and show the last lines of a run; it has none where it failed."""
+    if run is not None and run.tracking is not None:
+        run.tracking.end(finished=bool(closing_lines))
+    for line in closing_lines:
+        PROGRESS.info(line)
+
+
+def write_evidence(run: ServerRun, answers: dict[str, dict[str, Any]], failure: str = "") -> list[str]:
     """Write results.json and report.html.
 
     Args:
         run: the finished run.
         answers: per site what the evaluate task returned.
+        failure: why the job fails all the same.
 
     Returns:
         Lines for the screen: a table of test scores by site, and where the files are.
     """
     results = _results(run, answers)
     write_text_atomically(results.model_dump_json(indent=2) + "\n", run.folder / RESULTS_FILE)
-    write_report(results, run.rounds, run.folder / REPORT_FILE)
+    write_report(results, run.rounds, run.folder / REPORT_FILE, failure=failure)
     return (
         _table(results)
         + [f"WARNING: {warning}" for warning in results.warnings]
@@ -100,7 +113,7 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
     untested = [site for site in run.expected if site not in defined]
     best, untrained = score_text(run.best_score), score_text(_untrained_score(run))
     return Results(
-        format=1,
+        format=FORMAT,
         experiment=experiment.model_dump(mode="json"),
         experiment_hash=experiment.hash,
         run_id=run.run_id,
@@ -167,6 +180,7 @@ def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_
     return SiteResult(
         cases_used=reported.get("cases", {}),
         cases_skipped=reported.get("skipped", {}),
+        data_warnings=reported.get("warnings", {}),
         validation=_finite(reported.get("validation")),
         test=best,
         test_final_model=final,

@@ -3,7 +3,7 @@
 import shutil
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -28,6 +28,7 @@ from harmofl.flare.site import (
     simulated_data_root,
 )
 from harmofl.flare.state import Checkpoint, StateError, copy_atomically, write_text_atomically
+from harmofl.flare.tracking import Tracking, open_tracking
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
 from harmofl.tasks import place_sites, untrained_network
 
@@ -67,6 +68,7 @@ class ServerRun:
     phase: str = ""
     waiting: set[str] = field(default_factory=set)
     lock: IO[str] | None = None  # held while this job may write to the state of its run
+    tracking: Tracking | None = None
 
     @property
     def estimates_in_first_round(self) -> bool:
@@ -149,6 +151,14 @@ class ServerRun:
         missing = f", when {', '.join(sorted(self.waiting))} had not answered" if self.waiting else ""
         write_text_atomically(f"the job ended {self.phase}{missing}\n", self.folder / UNFINISHED_FILE)
 
+    def shortfall(self, answers: Collection[str]) -> str:
+        """Why these sites are too few for an evaluation; empty where they suffice."""
+        needed = self.needed_sites(with_amplitude=False)
+        if len(answers) >= needed:
+            return ""
+        missing = self.reasons([site for site in self.expected if site not in answers], "no answer")
+        return f"evaluation: {len(answers)} sites answered, {needed} are needed ({missing})"
+
     def count_bytes(self, site: str, sent: dict[str, int]) -> None:
         """Note the bytes of one answer, by kind, and add them to those of the whole run."""
         self.last_bytes[site] = sum(sent.values())
@@ -227,6 +237,10 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     if path is not None:  # read again: until the lock was held another job could write it
         run.continue_from(Checkpoint.load(path))
         _take_best_model(path.with_name(BEST_MODEL), run)
+    run.tracking = open_tracking(experiment, run_id=run.run_id, sites=run.expected, folder=folder, fl_ctx=fl_ctx)
+    if run.tracking is not None:
+        for record in run.rounds:  # of the job that this one goes on from
+            run.tracking.write(record)
     fl_ctx.set_prop(_KEY, run, private=True, sticky=True)
     return run
 

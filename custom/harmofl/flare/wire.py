@@ -87,6 +87,7 @@ class SiteNumbers(BaseModel):
 
     cases: dict[Literal["training", "validation", "test"], Count] = {}
     skipped: dict[Code, Count] = {}
+    warnings: dict[Code, Count] = {}
     demo: bool = False
     steps: Count = 0
     skipped_steps: Count = 0

@@ -1,10 +1,10 @@
 """One module a task: which reader, network, loss and scores."""
 
 import json
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from importlib import import_module
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
 from pydantic import ValidationError
 from torch import Tensor, nn
@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harmofl.core.networks import build_network
 from harmofl.experiment import FILE_NAME, Experiment, resolve
 from harmofl.sections import ExperimentError, Section, first_problem
-from harmofl.tasks.answers import Evaluation, FolderReport, SiteData
+from harmofl.tasks.answers import Evaluation, FolderReport, Illustration, SiteData
 
 if TYPE_CHECKING:
     from harmofl.data.findings import DataRootError
@@ -79,6 +79,16 @@ class Task(Protocol):
 
     def describe_demo(self, site: str, experiment: Experiment) -> str:
         """What the synthetic data of this site imitates, for a caption."""
+
+
+@runtime_checkable
+class Illustrating(Protocol):
+    """A task that can also show what it scored; one from outside the package need not."""
+
+    illustrates: str  # what a picture's score is, for its caption
+
+    def illustrate(self, predict: Predict, split: Any, *, workers: int) -> Iterator[Illustration]:
+        """Each scored case in the order of its scores, or some images of a split that is scored as a whole."""
 
 
 def admit(name: str, task: Task) -> None:

@@ -1,9 +1,12 @@
 """What a task answers about a site: its data, the scores of a split, a report on its folder."""
 
+from collections import Counter
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+from numpy.typing import NDArray
 from torch.utils.data import Dataset
 
 if TYPE_CHECKING:
@@ -37,6 +40,11 @@ class SiteData:
         """Number of patients with a training item."""
         return len(set(self.training_patients))
 
+    @property
+    def warned(self) -> dict[str, int]:
+        """Number of warnings by code, which leave the site as `skipped` does."""
+        return dict(Counter(finding.code for finding in self.findings if finding.severity == "warning"))
+
 
 @dataclass(frozen=True)
 class Evaluation:
@@ -51,6 +59,25 @@ class Evaluation:
     key_score: float | None
     scores: dict[str, list[float]]
     pooled: "dict[str, Estimate]" = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
+class Illustration:
+    """A scored case or image as one picture. It holds no name, and is drawn only where the data lies.
+
+    Attributes:
+        image: as read, (H, W) gray or (H, W, 3) in [0, 1].
+        score: of the whole case, in [0, 1]; NaN where undefined.
+        note: which part of the case is shown, or what was predicted of it.
+        reference: the true foreground, (H, W); None where an image is classified as a whole.
+        predicted: the predicted foreground, (H, W).
+    """
+
+    image: NDArray[Any]
+    score: float
+    note: str
+    reference: NDArray[np.bool_] | None = None
+    predicted: NDArray[np.bool_] | None = None
 
 
 @dataclass(frozen=True)

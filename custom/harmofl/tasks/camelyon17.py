@@ -1,12 +1,14 @@
 """Tumor in lymph node patches (Camelyon17-WILDS): one RGB patch in, tumor or not out (HarmoFL, section 4.1)."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import torch
 from pydantic import Field
 from torch import nn
+from torch.utils.data import Subset
 
 from harmofl.core.classification import accuracy_by_group, binary_scores, predicted_labels
 from harmofl.core.training import batches
@@ -15,11 +17,21 @@ from harmofl.data.layout import named_folder
 from harmofl.data.patch_index import METADATA, PatchIndex, read_index
 from harmofl.data.patches import LABELS, Patches, PatchSplit, Rows, split_by_slide, split_patches_as_published
 from harmofl.sections import ExperimentError, Section
-from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_profile, demo_settings, reader_settings
+from harmofl.tasks import (
+    Evaluation,
+    FolderReport,
+    Illustration,
+    Predict,
+    SiteData,
+    demo_profile,
+    demo_settings,
+    reader_settings,
+)
 
 if TYPE_CHECKING:
     from harmofl.experiment import Experiment
 
+SHOWN = 256  # patches that pictures are chosen from
 AT_ONCE = 512  # patches decoded for one prediction; 57 MB at 96 x 96 pixels
 Center = Annotated[int, Field(ge=0)]
 
@@ -177,6 +189,18 @@ class Camelyon17Task:
         pooled = binary_scores(logits, labels)
         by_slide = accuracy_by_group(predicted_labels(logits), labels, slides)
         return Evaluation(pooled["accuracy"].value, {"accuracy_by_slide": by_slide}, pooled)
+
+    illustrates = "probability that the model gives to the patch's true class; above 0.5 the patch is called right"
+
+    def illustrate(self, predict: Predict, split: Patches, *, workers: int) -> Iterator[Illustration]:
+        """At most SHOWN patches, spread evenly over the split."""
+        positions = np.unique(np.linspace(0, len(split) - 1, min(SHOWN, len(split))).astype(int)).tolist()
+        for images, labels in batches(Subset(split, positions), AT_ONCE, None, workers):
+            chances = predict(images).softmax(1)
+            for image, label, chance in zip(images, labels.tolist(), chances, strict=True):
+                score = float(chance[label])
+                note = f"{LABELS[label]}, called {LABELS[int(chance.argmax())]}"
+                yield Illustration(image.permute(1, 2, 0).numpy(), score, note)
 
     def write_demo(self, folder: Path, site: str, experiment: "Experiment") -> None:
         """Write synthetic patches as the laboratory that the job's demo section gives this site stains them."""

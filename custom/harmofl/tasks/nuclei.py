@@ -1,6 +1,6 @@
 """Nuclei in H&E images (MoNuSAC, MoNuSeg, TNBC): tiles in, nucleus or cell type out (HarmoFL, section 4.1)."""
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -15,13 +15,25 @@ from harmofl.data.imagescope import CELL_TYPES, IGNORED, NUCLEUS
 from harmofl.data.nuclei import NucleiImage, read_site_images, split_images
 from harmofl.data.sitemap import SiteMap, nuclei_folder, read_site_map, site_cases
 from harmofl.data.splits import SITE, Part
-from harmofl.data.tiles import NucleiTiles, whole_image_logits
+from harmofl.data.tiles import NucleiTiles, tile_starts, whole_image_logits
 from harmofl.sections import ExperimentError, Section
-from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_profile, demo_settings, reader_settings
+from harmofl.tasks import (
+    Evaluation,
+    FolderReport,
+    Illustration,
+    Predict,
+    SiteData,
+    demo_profile,
+    demo_settings,
+    reader_settings,
+)
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
     from harmofl.experiment import Experiment
 
+SHOWN = 256  # pixels along the edge of a picture of an image
 MAP_FILE = "sites.json"  # in the data root; written by the site, not by a job
 Split = dict[Part, list[NucleiImage]]
 CLASSES = {"nucleus": (NUCLEUS,), "cell_types": CELL_TYPES}
@@ -151,6 +163,25 @@ class NucleiTask:
                     scores[f"dice_{name}"].append(image_dice(predicted, target, ignored=IGNORED, label=label))
         return Evaluation(summarize(scores["dice"]).mean, scores)
 
+    illustrates = "Dice of all nuclei of the whole image; shown is its part with the most nuclei"
+
+    def illustrate(self, predict: Predict, split: "ScoredImages", *, workers: int) -> Iterator[Illustration]:
+        """Each image by its part with the most nuclei."""
+        for image in split.images:
+            predicted = predicted_classes(whole_image_logits(predict, image, split.size))[0]
+            target = torch.from_numpy(image.target).long()
+            score = image_dice(predicted, target, ignored=IGNORED)
+            counted = target != IGNORED
+            reference = (counted & (target > 0)).numpy()
+            part = _fullest(reference)
+            yield Illustration(
+                image.image[part] / np.float32(255),
+                score,
+                f"part of {target.shape[1]} x {target.shape[0]} pixels",
+                reference=reference[part],
+                predicted=(counted & (predicted > 0)).numpy()[part],
+            )
+
     def write_demo(self, folder: Path, site: str, experiment: "Experiment") -> None:
         """Write synthetic images and outlines as the profile that the job's demo section gives this site has them."""
         from harmofl.data.synthetic_histology import write_nuclei_site
@@ -213,6 +244,13 @@ def _split(images: list[NucleiImage], experiment: "Experiment") -> tuple[Split, 
     message = "images of one patient are in training and test (as published), test scores are too high"
     leak = Finding("warning", "image_leakage", SITE, message, "split by patient for results that count")
     return split, [leak, *findings]
+
+
+def _fullest(mask: "NDArray[np.bool_]") -> tuple[slice, slice]:
+    """The part of at most SHOWN pixels an edge that holds most of a mask."""
+    starts = [(top, left) for top in tile_starts(len(mask), SHOWN) for left in tile_starts(mask.shape[1], SHOWN)]
+    parts = [(slice(top, top + SHOWN), slice(left, left + SHOWN)) for top, left in starts]
+    return max(parts, key=lambda part: int(mask[part].sum()))
 
 
 def _row(image: NucleiImage, part: str) -> tuple[str, ...]:

@@ -1,6 +1,7 @@
 """Prostate segmentation on T2 MRI: three neighboring slices in, prostate or not out (HarmoFL, section 4.1)."""
 
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +16,16 @@ from harmofl.data.splits import Split, split_cases, split_slices_as_published
 from harmofl.data.volumes import Volume, VolumeCache, VolumeSettings, read_site
 from harmofl.data.windows import SliceChoice, SliceWindows, volume_windows
 from harmofl.sections import Section
-from harmofl.tasks import Evaluation, FolderReport, Predict, SiteData, demo_profile, demo_settings, reader_settings
+from harmofl.tasks import (
+    Evaluation,
+    FolderReport,
+    Illustration,
+    Predict,
+    SiteData,
+    demo_profile,
+    demo_settings,
+    reader_settings,
+)
 
 if TYPE_CHECKING:
     from harmofl.data.checks import CaseReport, SiteReport
@@ -125,6 +135,25 @@ class ProstateTask:
             dice.append(case_dice(predicted[case.slices], mask[case.slices]))
             published.append(published_dice(predicted[case.published_slices], mask[case.published_slices]))
         return Evaluation(summarize(dice).mean, {"dice": dice, "published_dice": published})
+
+    illustrates = "Dice of the whole case; shown is its slice with the most prostate"
+
+    def illustrate(self, predict: Predict, split: list["ScoredVolume"], *, workers: int) -> Iterator[Illustration]:
+        """Each case by its scored slice with the most prostate."""
+        for case in split:
+            predicted, mask = (
+                predicted_classes(predict(volume_windows(case.volume))),
+                torch.from_numpy(case.volume.mask),
+            )
+            score = case_dice(predicted[case.slices], mask[case.slices])
+            shown = max(case.slices, key=lambda index: int(mask[index].sum()))  # noqa: B023
+            yield Illustration(
+                case.volume.image[shown].astype("float32"),
+                score,
+                f"slice {shown + 1} of {len(mask)}",
+                reference=mask[shown].numpy() > 0,
+                predicted=predicted[shown].numpy() > 0,
+            )
 
     def write_demo(self, folder: Path, site: str, experiment: "Experiment") -> None:
         """Write synthetic volumes with the scanner that the job's demo section gives this site."""

@@ -9,7 +9,7 @@ import pytest
 
 from harmofl.app.simulator import Ending
 from harmofl.app.verdict import Failure, judge, run_folder
-from harmofl.evidence.results import Record, Results, RoundRecord, ScoreSummary, SiteResult
+from harmofl.evidence.results import FORMAT, Record, Results, RoundRecord, ScoreSummary, SiteResult
 
 SITES = ("BIDMC", "HK")
 GOOD = Ending(0)
@@ -44,6 +44,7 @@ def workspace(tmp_path: Path) -> Path:
         folder / "results.json",
         **blank(Results)
         | {
+            "format": FORMAT,
             "rounds": 1,
             "key_score": "dice",
             "sites": {site: site_result(0.5) for site in SITES},

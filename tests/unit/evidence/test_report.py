@@ -3,10 +3,13 @@
 import re
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
-from harmofl.evidence.report import write_report
+from harmofl.evidence.paired import Comparison, Difference
+from harmofl.evidence.report import Examples, SiteExamples, write_report
 from harmofl.evidence.results import Results, RoundRecord
+from harmofl.tasks.answers import Illustration
 
 HOSTILE = "<script>alert(1)</script>&\"'"
 VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -17,7 +20,7 @@ class Page(HTMLParser):
 
     def __init__(self, text):
         super().__init__()
-        self.elements, self.rows, self._open = [], [], []
+        self.elements, self.tables, self._open = [], [], []
         self.feed(text)
         assert self._open == []
 
@@ -25,10 +28,12 @@ class Page(HTMLParser):
         self.elements.append((tag, dict(attrs)))
         if tag not in VOID:
             self._open.append(tag)
-        if tag == "tr":
-            self.rows.append([])
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
         elif tag in ("td", "th"):
-            self.rows[-1].append("")
+            self.tables[-1][-1].append("")
 
     def handle_startendtag(self, tag, attrs):
         self.elements.append((tag, dict(attrs)))
@@ -38,10 +43,12 @@ class Page(HTMLParser):
 
     def handle_data(self, data):
         if {"td", "th"} & set(self._open):
-            self.rows[-1][-1] += " ".join(data.split())
+            row = self.tables[-1][-1]
+            row[-1] = " ".join(f"{row[-1]} {data}".split())
 
-    def row(self, first):
-        return next(row for row in self.rows if row[0] == first)
+    def row(self, first, heading="site"):
+        tables = [table for table in self.tables if table[0][0] == heading]
+        return next(row for table in tables for row in table if row[0] == first)
 
 
 @pytest.fixture
@@ -52,7 +59,7 @@ def page(results, rounds, tmp_path):
 
 def test_scores_by_site(page):
     rows = Page(page)
-    assert rows.row("HEALTHY")[1:5] == ["0.625", "0.500 to 0.750", "2", "0.625"]
+    assert rows.row("HEALTHY worst")[1:5] == ["0.625", "0.500 to 0.750", "2", "0.625"]
     assert rows.row("EMPTY")[1:4] == ["undefined", "–", "0 (+2 undefined)"]
     assert rows.row("SILENT")[1] == "no answer to the evaluation"
     assert rows.row("mean over sites")[1] == "0.625"
@@ -60,8 +67,15 @@ def test_scores_by_site(page):
 
 def test_refused_sites_and_undefined_numbers_of_a_round(page):
     rows = Page(page)
-    assert rows.row("0") == ["0", "2 of 3", "0.300", "0.850", "2.2", "none"]  # loss (0.9 + 0.8) / 2
-    assert rows.row("1") == ["1", "1 of 3", "undefined", "–", "–", "EMPTY: entry w holds values that are not finite"]
+    assert rows.row("0", "round") == ["0", "2 of 3", "0.300", "0.850", "2.2", "none"]  # loss (0.9 + 0.8) / 2
+    assert rows.row("1", "round") == [
+        "1",
+        "1 of 3",
+        "undefined",
+        "–",
+        "–",
+        "EMPTY: entry w holds values that are not finite",
+    ]
 
 
 def test_the_page_says_what_it_stands_on(page):
@@ -79,17 +93,86 @@ def test_what_left_each_site_and_with_what_noise(results, rounds, tmp_path):
     held["sites"]["HEALTHY"]["amplitude_noise"] = noise
     held["sites"]["SILENT"]["amplitude_sent"] = False
     write_report(Results.model_validate(held), rounds, tmp_path / "report.html")
-    rows = Page((tmp_path / "report.html").read_text(encoding="utf-8")).rows
-    left = {row[0]: row[6:] for row in rows if row[0] in held["sites"] and len(row) == 10}
+    tables = Page((tmp_path / "report.html").read_text(encoding="utf-8")).tables
+    (sent,) = [table for table in tables if table[0][-1] == "numbers sent, bytes"]
+    left = {row[0]: row[2:] for row in sent}
     # megabytes of weights, bytes of the amplitude, noise on it, bytes of the numbers
     assert left["HEALTHY"] == ["1.2", "132", "epsilon 1, delta 1e-05, 40 patients clipped at 5", "900"]
     assert left["EMPTY"] == ["1.2", "132", "none", "900"]
     assert left["SILENT"] == ["1.2", "132", "–", "900"]
 
 
+def test_data_findings_are_counts_by_code(results, rounds, tmp_path):
+    held = results.model_copy(deep=True)
+    held.sites["EMPTY"].data_warnings = {"duplicate_image": 2, "not_finite": 1}
+    write_report(held, rounds, tmp_path / "report.html")
+    tables = Page((tmp_path / "report.html").read_text(encoding="utf-8")).tables
+    (used,) = [table for table in tables if table[0][-1] == "used with a warning, by reason"]
+    rows = {row[0]: row[1:] for row in used}
+    assert rows["EMPTY"] == ["6", "2", "2", "1 geometry", "2 duplicate image, 1 not finite"]
+    assert rows["HEALTHY"] == ["6", "2", "2", "1 geometry", "none"]
+
+
+def test_a_failed_run_says_so_first(results, rounds, tmp_path):
+    write_report(results, rounds, tmp_path / "report.html", failure="1 site answered, 2 are needed")
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert text.index("The run failed: 1 site answered") < text.index("Demo: every site")
+    write_report(results, rounds, tmp_path / "report.html")
+    assert "The run failed" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
+def test_a_comparison_stands_in_a_table_and_in_the_tiles(results, rounds, tmp_path):
+    worse = Difference("HEALTHY", 0.5, 0.75, -0.25, -0.5, 0.0, 2, True)
+    over = Difference("mean over sites", 0.5, 0.75, -0.25, None, None, 1, True)
+    write_report(
+        results, rounds, tmp_path / "report.html", comparison=Comparison((worse,), over, without=("EMPTY", "SILENT"))
+    )
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    row = Page(text).row("HEALTHY better alone")
+    assert row == ["HEALTHY better alone", "0.500", "0.750", "-0.250", "-0.500 to +0.000", "2 pairs"]
+    told = " ".join(text.split())
+    assert "higher at 0 of them. The interval holds 0, so this run alone does not show" in told
+    assert "Without a score in both runs: EMPTY, SILENT." in told
+    assert "Not compared." not in told
+
+
+def test_examples_are_pictures_in_the_page_with_both_outlines(results, rounds, tmp_path):
+    mask = np.zeros((6, 8), bool)
+    mask[1:3, 2:4] = True
+    shown = Illustration(np.linspace(0, 1, 48).reshape(6, 8), 0.75, "slice 3 of 9", mask, ~mask)
+    patch = Illustration(np.full((6, 8, 3), 0.5), 0.25, f"tumor, called {HOSTILE}")
+    examples = Examples(
+        (SiteExamples("A", (("best", shown),)), SiteExamples("B", (("worst", patch),), note="Careful.")),
+        "Dice",
+        "Here.",
+    )
+    write_report(results, rounds, tmp_path / "report.html", examples=examples)
+    text = (tmp_path / "report.html").read_text(encoding="utf-8")
+    elements = Page(text).elements
+    assert [held["src"][:22] for tag, held in elements if tag == "img"] == ["data:image/png;base64,"] * 2
+    paths = [held for tag, held in elements if tag == "path" and held.get("class") in ("reference", "predicted")]
+    assert [path["class"] for path in paths] == ["reference", "predicted"]
+    assert "best: 0.750" in text and "Careful." in text and "No picture" not in text and HOSTILE not in text
+
+
+def test_many_rounds_are_folded_away(results, rounds, tmp_path):
+    many = [rounds[0].model_copy(update={"round": number}) for number in range(21)]
+    for count, folded in ((20, False), (21, True)):
+        write_report(results, many[:count], tmp_path / "report.html")
+        assert ("rounds as a table" in (tmp_path / "report.html").read_text(encoding="utf-8")) == folded
+
+
+def test_figures_take_their_colors_from_the_page(page):
+    figures = re.findall(r"<svg .*?</svg>", page, flags=re.DOTALL)
+    assert len(figures) == 3  # scores, validation, loss
+    for figure in figures:
+        assert "currentColor" in figure and re.search(r"var\(--(series-0|worst)\)", figure)
+        assert not re.search(r"#0[01]0[0-9a-f]{3}|#000000", figure)
+
+
 def test_real_data_has_no_demo_banner(results, rounds, tmp_path):
     write_report(results.model_copy(update={"demo": False}), rounds, tmp_path / "report.html")
-    assert "synthetic" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert "synthetic data" not in (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
 def test_nothing_is_loaded_from_elsewhere(page):
@@ -131,7 +214,7 @@ def test_names_are_escaped(results, rounds, tmp_path):
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     assert "<script" not in text
     assert "&lt;script&gt;" in text
-    assert Page(text).row(HOSTILE)[1] == "0.625"
+    assert Page(text).row(f"{HOSTILE} worst")[1] == "0.625"
 
 
 @pytest.mark.filterwarnings("error")

@@ -83,6 +83,25 @@ def test_a_missing_results_file_is_named(tmp_path):
         read_results(tmp_path / "results.json")
 
 
+@pytest.mark.parametrize("other", [0, 2, "1"])
+def test_results_of_another_format_are_refused_in_one_line(results, tmp_path, other):
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(json.loads(results.model_dump_json()) | {"format": other, "new": 1}), encoding="utf-8")
+    with pytest.raises(
+        ResultsError, match=f"results.json: is of format {other}, this harmofl reads 1; use the version"
+    ):
+        read_results(path)
+
+
+def test_results_from_before_data_warnings_were_counted_can_be_read(results, tmp_path):
+    held = json.loads(results.model_dump_json())
+    for site in held["sites"].values():
+        del site["data_warnings"]
+    path = tmp_path / "results.json"
+    path.write_text(json.dumps(held), encoding="utf-8")
+    assert read_results(path) == results
+
+
 @pytest.mark.parametrize("text", ["", "{", "[]", "null"])
 def test_a_results_file_of_another_form_is_refused_in_one_line(tmp_path, text):
     path = tmp_path / "results.json"

@@ -37,6 +37,7 @@ def test_every_code_of_the_package_is_known() -> None:
     "numbers",
     [
         {"skipped": {"patient_jane_doe_19570312": 1}},
+        {"warnings": {"jane_doe": 2}},
         {"test": {"final": {"dice": [0.5], "mrn_0012345": [1.0]}}},
         {"pooled": {"best": {"case07": (0.5, 0.4, 0.6, 3)}}},
     ],

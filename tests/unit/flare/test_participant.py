@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from harmofl.core.training import TrainingStoppedError, arrays_sha256, state_arrays
+from harmofl.data.findings import Finding
 from harmofl.data.synthetic import write_prostate_site
 from harmofl.experiment import Experiment, set_key
 from harmofl.flare.participant import Participant
@@ -122,6 +123,16 @@ def test_a_site_without_a_case_to_train_on_refuses(experiment: Experiment, make:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
+def test_warnings_about_data_leave_as_counts_by_code(experiment: Experiment, make: Any) -> None:
+    participant = make(experiment)
+    found = [
+        Finding(kind, code, "Case07", "left") for kind, code in (("warning", "a"), ("warning", "a"), ("notice", "b"))
+    ]
+    participant.data.findings[:] = found
+    told = participant.evaluate(ModelMessage(weights_of(experiment))).numbers
+    assert told["warnings"] == {"a": 2} and "Case07" not in str(told)
+
+
 def test_a_missing_gpu_is_named(experiment: Experiment, make: Any) -> None:
     with pytest.raises(SiteError, match="set device to auto or cpu"):
         make(experiment, device="cuda").train(0, ModelMessage(weights_of(experiment)))

@@ -148,6 +148,26 @@ def test_a_site_that_did_not_answer_stays_in_the_results(run, numbers):
     assert any("B" in line and "undefined" in line for line in lines)
 
 
+def test_too_few_answers_are_a_failure_that_the_report_says_first(run, numbers):
+    run.refused["B"] = "internal_error: site B failed in evaluate"
+    answers = {"A": evaluation("A", numbers)}
+    failure = run.shortfall(answers)
+    # two sites are needed
+    assert failure == (
+        "evaluation: 1 sites answered, 2 are needed (B: internal_error: site B failed in evaluate; "
+        "C: entry w holds values that are not finite)"
+    )
+    assert run.shortfall({"A": {}, "B": {}}) == ""
+    write_evidence(run, answers, failure)
+    assert f"The run failed: {failure}." in (run.folder / "report.html").read_text()
+
+
+def test_warnings_about_data_are_counts_by_code(run, numbers):
+    answers = {"A": evaluation("A", numbers) | {"warnings": {"duplicate_image": 2}}, "B": evaluation("B", numbers)}
+    results, _ = written_results(run, answers)
+    assert [results.sites[site].data_warnings for site in "AB"] == [{"duplicate_image": 2}, {}]
+
+
 def test_nobody_answered(run):
     results, lines = written_results(run, {})
     assert results.worst_site is None

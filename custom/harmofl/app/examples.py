@@ -1,0 +1,142 @@
+"""Pictures of test cases for a report: the best model of a run, applied where the data lies."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harmofl.app.job import JobError
+from harmofl.core.amplitude import AmplitudeNormalization
+from harmofl.core.training import batches, load_arrays, predict
+from harmofl.data.findings import DataRootError, SharedFolderError
+from harmofl.evidence.examples import best_median_worst, disagreement
+from harmofl.evidence.report import Examples, SiteExamples
+from harmofl.evidence.results import RESULTS_FILE, Results, ScoreSummary
+from harmofl.experiment import Experiment
+from harmofl.flare.local_amplitude import build_normalization
+from harmofl.flare.server_run import BEST_MODEL
+from harmofl.flare.state import Checkpoint
+from harmofl.job_folder import sha256
+from harmofl.tasks import (
+    Illustrating,
+    Predict,
+    SiteData,
+    Task,
+    load_task,
+    place_sites,
+    resolve_experiment,
+    untrained_network,
+)
+
+WRITTEN_AGAIN = "Pictures of the synthetic data of the demo, which was made again for this page."
+READ = "Pictures drawn by whoever holds the data, from the test cases of these sites. Names of cases are left out."
+
+
+def collect_examples(
+    folder: Path, results: Results, root: Path | None, place: Path, *, site: str | None = None
+) -> Examples:
+    """Predict the test cases of every site found and choose the best, the median and the worst one.
+
+    Args:
+        folder: of the run, with its best model.
+        results: of the run.
+        root: data root; None for the synthetic data of a demo.
+        place: for what is written and decoded on the way.
+        site: the only site to look for; the root may then be its own folder.
+
+    Raises:
+        JobError: the model is not this run's, no one model is, or the task draws no pictures.
+        DataRootError: no site is found below the root, or its data cannot be read.
+        StateError: the model file is missing or damaged.
+    """
+    experiment = _experiment(results)
+    task = load_task(experiment)
+    if not isinstance(task, Illustrating):
+        raise JobError(f"task {experiment.task} draws no pictures: it has no method illustrate")
+    model = _Model(experiment, task, _best_model(folder, results))
+    if site is not None and site not in results.sites:
+        raise JobError(f"--site {site}: the run's sites are {', '.join(results.sites)}")
+    names = list(results.sites) if site is None else [site]
+    folders = _synthetic(task, names, experiment, place) if root is None else _found(root, names, experiment)
+    shown = tuple(
+        _illustrated(name, held, place / "cache" / name, model, results.sites[name].test.get(results.key_score))
+        for name, held in folders.items()
+    )
+    return Examples(shown, task.illustrates, WRITTEN_AGAIN if root is None else READ)
+
+
+@dataclass(frozen=True)
+class _Model:
+    """The best model of a run, to be used at one site after the other."""
+
+    experiment: Experiment
+    task: Task
+    checkpoint: Checkpoint
+
+    def at(self, data: SiteData) -> Predict:
+        """Logits as a site with this data computes them."""
+        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        network = untrained_network(self.experiment)
+        load_arrays(network, {name: value.numpy() for name, value in self.checkpoint.model.items()})
+        network.to(device, memory_format=torch.channels_last)
+        normalization = self._normalization(data).to(device)
+        settings = self.experiment.training
+        return lambda images: predict(network, normalization, images, settings.batch_size, settings.precision)
+
+    def _normalization(self, data: SiteData) -> AmplitudeNormalization:
+        """The frozen amplitude of the model; a gain needs the site's own profile, measured as before training."""
+        normalization = build_normalization(self.experiment, self.task.in_channels)
+        if self.checkpoint.amplitude is None:
+            return normalization
+        normalization.freeze(self.checkpoint.amplitude, self.checkpoint.amplitude_images)
+        if self.experiment.amplitude.region == "site_gain":
+            exact = build_normalization(self.experiment, self.task.in_channels, estimation="before_training")
+            for images, _ in batches(data.training, self.experiment.training.batch_size, None):
+                exact.observe(images)
+            normalization.set_own(exact.local.mean)
+        return normalization
+
+
+def _experiment(results: Results) -> Experiment:
+    """The run's experiment; what sites kept of a network is in no model file."""
+    kept = results.experiment.get("federation", {}).get("local_layers", "none")
+    if kept != "none":
+        raise JobError(f"federation.local_layers is '{kept}': each site kept layers of its own, no model has them all")
+    return resolve_experiment(results.experiment, source=RESULTS_FILE)
+
+
+def _best_model(folder: Path, results: Results) -> Checkpoint:
+    path = folder / BEST_MODEL
+    checkpoint = Checkpoint.load(path)
+    if sha256(path) != results.model_sha256.get(BEST_MODEL):
+        raise JobError(f"{path}: is not the file that {RESULTS_FILE} names; take both from the same run")
+    return checkpoint
+
+
+def _synthetic(task: Task, sites: Sequence[str], experiment: Experiment, place: Path) -> dict[str, Path]:
+    folders = {site: place / "data" / site for site in sites}
+    for site, folder in folders.items():
+        task.write_demo(folder, site, experiment)
+    return folders
+
+
+def _found(root: Path, sites: Sequence[str], experiment: Experiment) -> dict[str, Path]:
+    """The sites whose folder lies below the root: a hospital has its own, a simulation all."""
+    places: Mapping[str, Path | DataRootError] = place_sites(experiment, dict.fromkeys(sites, root))
+    found = {site: place for site, place in places.items() if isinstance(place, Path)}
+    if not found:
+        raise next(place for place in places.values() if isinstance(place, DataRootError))
+    loose = [site for site, place in found.items() if place == root]
+    if loose and any(isinstance(place, SharedFolderError) for place in places.values()):
+        raise DataRootError(f"{root} holds cases itself, which any of the sites would take; say whose with --site")
+    return found
+
+
+def _illustrated(site: str, folder: Path, cache: Path, model: _Model, recorded: ScoreSummary | None) -> SiteExamples:
+    task = model.task
+    assert isinstance(task, Illustrating)
+    data = task.open_site(folder, site, model.experiment, cache)
+    cases = list(task.illustrate(model.at(data), data.test, workers=0))
+    note = disagreement(cases, recorded) or ("" if cases else "No test case.")
+    return SiteExamples(site, best_median_worst(cases), note)

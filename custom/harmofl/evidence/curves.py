@@ -1,0 +1,125 @@
+"""The figures of a report as inline SVG in the colors of the page, so that they follow its dark mode and print."""
+
+import re
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from harmofl.evidence.page import inline_svg
+from harmofl.evidence.paired import Comparison
+from harmofl.evidence.results import Results, RoundRecord
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+# Colors that stand for variables of the page; nothing else is drawn in them.
+INK, SOFT, WORST = "#010203", "#010204", "#010205"
+_VARIABLES = {INK: "currentColor", SOFT: "var(--line)", WORST: "var(--worst)"}
+SERIES = tuple(f"#0a0b{number:02x}" for number in range(8))
+_VARIABLES |= {color: f"var(--series-{number})" for number, color in enumerate(SERIES)}
+LONGEST = 24  # letters of a site's name beside a row
+_MARKERS, _LINES = "osD^vPX*", ("-", "--", ":")
+_GENERATED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')  # of groups, the same in every figure
+_STYLE: Any = {  # matplotlib names every key in its types
+    **dict.fromkeys(("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color"), INK),
+    "font.size": 9.0,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "grid.color": SOFT,
+    "grid.linewidth": 0.6,
+}
+
+
+def score_figure(results: Results) -> str:
+    """A row a site: its cases, their mean and its interval, the worst site in a color of its own."""
+    key, worst = results.key_score, results.worst_site.site if results.worst_site else None
+    tested = ((site, result.test.get(key)) for site, result in results.sites.items())
+    scored = [(site, score, score.mean) for site, score in tested if score is not None and score.mean is not None]
+    if not scored:
+        return ""
+    figure, axes = _figure(0.34 * len(scored) + 0.75)
+    for row, (site, score, mean) in enumerate(reversed(scored)):
+        color = WORST if site == worst else SERIES[0]
+        if score.low is not None and score.high is not None:
+            axes.plot([score.low, score.high], [row, row], color=color, linewidth=1.6, solid_capstyle="butt")
+        cases = [case for case in score.per_case if case is not None]
+        axes.plot(cases, [row] * len(cases), "|", color=INK, markersize=7, markeredgewidth=0.8)
+        axes.plot([mean], [row], "o", color=color, markersize=6)
+    _rows(axes, [site for site, *_ in scored])
+    axes.set_xlim(-0.02, 1.02)
+    each = ", each case" if any(score.per_case for _, score, _ in scored) else ""
+    axes.set_xlabel(f"{key} on test cases: mean, 95 % interval{each}")
+    return _themed(figure, "scores")
+
+
+def difference_figure(comparison: Comparison) -> str:
+    """A row a site: federated minus local-only with its interval."""
+    if not comparison.sites:
+        return ""
+    figure, axes = _figure(0.34 * len(comparison.sites) + 0.75)
+    axes.axvline(0, color=INK, linewidth=0.8)
+    for row, difference in enumerate(reversed(comparison.sites)):
+        color = WORST if difference.mean < 0 else SERIES[0]
+        if difference.low is not None and difference.high is not None:
+            axes.plot([difference.low, difference.high], [row, row], color=color, linewidth=1.6)
+        axes.plot([difference.mean], [row], "o", color=color, markersize=6)
+    _rows(axes, [difference.name for difference in comparison.sites])
+    axes.set_xlabel("federated minus local-only")
+    return _themed(figure, "differences")
+
+
+def round_figure(rounds: Sequence[RoundRecord], field: str, label: str) -> str:
+    """One line a site over the rounds; gaps where a site has no value."""
+    from matplotlib.ticker import MaxNLocator
+
+    figure, axes = _figure(3.1, width=5.2)
+    axes.grid(axis="y")
+    for number, site in enumerate(sorted({site for record in rounds for site in getattr(record, field)})):
+        values = [getattr(record, field).get(site) for record in rounds]
+        heights = [float("nan") if value is None else value for value in values]
+        axes.plot(
+            [record.round for record in rounds],
+            heights,
+            color=SERIES[number % len(SERIES)],
+            linestyle=_LINES[number // len(SERIES) % len(_LINES)],
+            marker=_MARKERS[number % len(_MARKERS)] if len(rounds) <= 30 else None,
+            markersize=4,
+            linewidth=1.3,
+            label=site,
+        )
+    axes.set_xlabel("round")
+    axes.set_ylabel(label)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if axes.lines:
+        figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=4, labelcolor=INK)
+    return _themed(figure, field)
+
+
+def _figure(height: float, width: float = 7.6) -> "tuple[Figure, Axes]":
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context(_STYLE):
+        figure = Figure(figsize=(width, height), layout="constrained")
+        axes = figure.add_subplot()
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _rows(axes: "Axes", names: Sequence[str]) -> None:
+    shown = [name if len(name) <= LONGEST else f"{name[: LONGEST - 1]}…" for name in names]
+    axes.set_yticks(range(len(names)), [*reversed(shown)])
+    axes.set_ylim(-0.6, len(names) - 0.4)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x")
+
+
+def _themed(figure: "Figure", name: str) -> str:
+    """The figure as SVG whose colors are the page's and whose groups have no ids."""
+    from matplotlib import rc_context
+
+    with rc_context(_STYLE):
+        svg = _GENERATED.sub("", inline_svg(figure, name))
+    for color, variable in _VARIABLES.items():
+        svg = svg.replace(color, variable)
+    return svg.replace("<svg ", '<svg aria-hidden="true" ', 1)  # the tables say the same

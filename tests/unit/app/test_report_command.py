@@ -1,0 +1,197 @@
+"""`harmofl report`: which folders it takes, what it adds where the data lies, and that it changes no result."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from harmofl.app.cli import main
+from harmofl.app.examples import collect_examples
+from harmofl.app.job import read_job
+from harmofl.evidence.results import Results
+from harmofl.flare.server_run import BEST_MODEL
+from harmofl.flare.state import Checkpoint
+from harmofl.job_folder import sha256
+from harmofl.tasks import untrained_network
+from tests.small_job import SITES
+
+FOLDERS = ("", "app_server", "workspace/app_server", "server/simulate_job/app_server")
+MakeRun = Callable[..., Path]
+
+
+def score(per_case: list[float]) -> dict[str, Any]:
+    mean = sum(per_case) / len(per_case) if per_case else None
+    return {"mean": mean, "low": None, "high": None, "n": len(per_case), "undefined": 0, "per_case": per_case}
+
+
+@pytest.fixture
+def make_run(job: Path, tmp_path: Path) -> MakeRun:
+    """A finished run of the small job with an untrained best model, in a folder of the given form."""
+
+    def make(form: str = "", *, demo: bool = False, name: str = "run", **changes: Any) -> Path:
+        folder = tmp_path / name / form
+        folder.mkdir(parents=True)
+        experiment = read_job(job, []).resolve(demo=demo)
+        held = experiment.model_dump(mode="json")
+        Checkpoint(
+            model=untrained_network(experiment).state_dict(),
+            experiment=held,
+            experiment_hash=experiment.hash,
+            run_id="0123abcd",
+            next_round=1,
+            amplitude=torch.zeros(3, 11),
+            amplitude_images=9,
+            amplitude_sites=SITES,
+            record={},
+        ).save(folder / BEST_MODEL)
+        told: dict[str, Any] = {"cases_used": {}, "cases_skipped": {}, "validation": None, "bytes_sent": {}}
+        told |= {"test": {"dice": score([0.5])}, "test_final_model": {}, "rounds_accepted": 1}
+        told |= {"amplitude_sent": True, "amplitude_noise": None}
+        content = {"format": 1, "experiment": held, "experiment_hash": experiment.hash, "run_id": "0123abcd"}
+        content |= {
+            "method": "harmofl",
+            "demo": demo,
+            "seed": 0,
+            "rounds": 1,
+            "best_round": 0,
+            "best_reason": "only one",
+        }
+        content |= {"key_score": "dice", "score_note": "Dice", "sites": dict.fromkeys(SITES, told)}
+        content |= {"mean_over_sites": {"dice": 0.5}, "mean_over_sites_final_model": {"dice": 0.5}, "worst_site": None}
+        content |= {"sites_expected": list(SITES), "sites_accepted": [list(SITES)], "sites_without_test": []}
+        content |= {"warnings": [], "amplitude": None, "privacy": "none", "versions": {}, "seconds": 1.0}
+        content |= {"model_sha256": {BEST_MODEL: sha256(folder / BEST_MODEL)}} | changes
+        (folder / "results.json").write_text(json.dumps(content))
+        (folder / "round_metrics.jsonl").write_text("")
+        return folder
+
+    return make
+
+
+def refusal(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    """The one line that a mistake in the command ends with."""
+    assert main(["report", *arguments]) == 2
+    shown = capsys.readouterr()
+    assert shown.out == "" and shown.err.count("\n") == 1 and shown.err.startswith("harmofl report: ")
+    return shown.err
+
+
+@pytest.mark.parametrize("form", FOLDERS)
+def test_a_run_is_found_in_every_form_and_not_changed(
+    make_run: MakeRun, tmp_path: Path, form: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = make_run(form)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert main(["report", str(tmp_path / "run")]) == 0
+    after = {path.name: path.read_bytes() for path in folder.iterdir()}
+    assert set(after) - set(before) == {"report.html"} and before.items() <= after.items()
+    assert capsys.readouterr().out == f"harmofl report: report: {folder / 'report.html'}\n"
+
+
+def test_the_page_goes_where_it_is_asked_to(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    folder = make_run()
+    assert main(["report", str(folder), "-o", str(tmp_path / "page.html")]) == 0
+    assert (tmp_path / "page.html").is_file() and not (folder / "report.html").exists()
+    capsys.readouterr()
+    assert "cannot be written" in refusal(capsys, str(folder), "-o", str(tmp_path / "missing" / "page.html"))
+    assert "name a page" in refusal(capsys, str(folder), "-o", str(folder / "results.json"))
+
+
+def test_a_run_that_is_not_one_is_one_line(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    assert "is no folder" in refusal(capsys, str(tmp_path / "nowhere"))
+    assert "holds no results.json; did the run finish?" in refusal(capsys, str(tmp_path))
+    (tmp_path / "failure.txt").write_text("round 1: 1 of 2 sites accepted\n")
+    assert "failed before it had results: round 1: 1 of 2 sites accepted" in refusal(capsys, str(tmp_path))
+    folder = make_run()
+    (folder / "round_metrics.jsonl").unlink()
+    assert "round_metrics.jsonl: cannot be read" in refusal(capsys, str(folder))
+
+
+def test_results_of_another_version_are_one_line(make_run: MakeRun, capsys: Any) -> None:
+    assert "is of format 0, this harmofl reads 1" in refusal(capsys, str(make_run(name="old", format=0)))
+    folder = make_run()
+    held = json.loads((folder / "results.json").read_text())
+    del held["privacy"]
+    (folder / "results.json").write_text(json.dumps(held))
+    assert "results.json: privacy: Field required" in refusal(capsys, str(folder))
+
+
+def test_the_reason_of_a_failed_run_is_on_its_page(make_run: MakeRun) -> None:
+    folder = make_run()
+    (folder / "failure.txt").write_text("evaluation: 1 sites answered,\n2 are needed\n")
+    assert main(["report", str(folder)]) == 0
+    assert "The run failed: evaluation: 1 sites answered, 2 are needed." in (folder / "report.html").read_text()
+
+
+def test_a_comparison_with_local_only(make_run: MakeRun, capsys: Any) -> None:
+    run, local = make_run(), make_run(name="local", method="local_only")
+    assert main(["report", str(run), "--local-only", str(local)]) == 0
+    assert "higher at 0 of them" in (run / "report.html").read_text()
+    capsys.readouterr()
+    assert "method is harmofl, not local_only" in refusal(capsys, str(run), "--local-only", str(run))
+    assert "is no folder" in refusal(capsys, str(run), "--local-only", str(run / "none"))
+
+
+def test_pictures_of_the_sites_that_are_here_without_any_name(make_run: MakeRun, sites_root: Path, capsys: Any) -> None:
+    folder = make_run()
+    assert main(["report", str(folder), "--data", str(sites_root)]) == 0
+    page = (folder / "report.html").read_text()
+    assert page.count('<img src="data:image/png') == len(SITES)  # three cases: one is tested
+    assert page.count('class="reference"') == len(SITES)
+    assert "Case0" not in page and str(sites_root) not in page
+    assert "keep it where they may be seen" in capsys.readouterr().out
+
+
+def test_other_scores_than_the_runs_are_said_on_the_page(make_run: MakeRun, sites_root: Path, tmp_path: Path) -> None:
+    folder = make_run()
+    results = Results.model_validate_json((folder / "results.json").read_text())
+    shown = collect_examples(folder, results, sites_root, tmp_path / "place")
+    assert [site.note[:8] for site in shown.sites] == ["Careful:"] * 2  # the run is made up: 0.5 everywhere
+    for site in shown.sites:  # the scores that this model has there
+        results.sites[site.site].test["dice"].per_case = [picture.score for _, picture in site.pictures]
+    again = collect_examples(folder, results, sites_root, tmp_path / "again")
+    assert [site.note for site in again.sites] == ["", ""]
+
+
+def test_a_sites_own_folder_needs_its_name(make_run: MakeRun, sites_root: Path, capsys: Any) -> None:
+    folder, own = make_run(), sites_root / "HK"
+    assert main(["report", str(folder), "--data", str(own)]) == 1
+    assert "say whose with --site" in capsys.readouterr().out
+    assert main(["report", str(folder), "--data", str(own), "--site", "HK"]) == 0
+    page = (folder / "report.html").read_text()
+    assert "<h3>HK</h3>" in page and "<h3>BIDMC</h3>" not in page
+    capsys.readouterr()
+    assert "the run's sites are BIDMC, HK" in refusal(capsys, str(folder), "--data", str(own), "--site", "UCL")
+    assert "--site: says whose data lies" in refusal(capsys, str(folder), "--site", "HK")
+
+
+def test_a_folder_without_any_site_fails(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    (tmp_path / "empty").mkdir()
+    assert main(["report", str(make_run()), "--data", str(tmp_path / "empty")]) == 1
+    assert "failed: no data for site" in capsys.readouterr().out
+
+
+def test_the_demo_is_drawn_from_data_made_again(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
+    folder = make_run(demo=True)
+    assert main(["report", str(folder), "--demo"]) == 0
+    page = (folder / "report.html").read_text()
+    assert "which was made again for this page" in page and page.count('<img src="data:image/png') == len(SITES)
+    assert "patients" not in capsys.readouterr().out
+    assert "trained on real data" in refusal(capsys, str(make_run(name="real")), "--demo")
+
+
+def test_a_model_of_another_run_and_models_that_are_no_one_model_are_refused(
+    make_run: MakeRun, sites_root: Path, capsys: Any
+) -> None:
+    folder = make_run()
+    other = make_run(name="other", model_sha256={BEST_MODEL: "0" * 64})
+    assert "is not the file that results.json names" in refusal(capsys, str(other), "--data", str(sites_root))
+    held = json.loads((folder / "results.json").read_text())
+    held["experiment"]["federation"]["local_layers"] = "norm"
+    (folder / "results.json").write_text(json.dumps(held))
+    assert "each site kept layers of its own" in refusal(capsys, str(folder), "--data", str(sites_root))
+    (other / BEST_MODEL).unlink()
+    assert "no such checkpoint" in refusal(capsys, str(other), "--data", str(sites_root))
