@@ -22,19 +22,6 @@ def test_a_failing_site_fails_a_job_that_needs_it(run_job: RunJob) -> None:
     assert not (run.server / "results.json").exists()
 
 
-def test_a_job_that_can_do_without_a_site_says_who_is_missing(run_job: RunJob) -> None:
-    run = run_job(overrides=ONE_IS_ENOUGH, executor="drill.Raises", code=EXECUTORS)
-    assert run.code == 0, run.output
-    assert run.results.sites_accepted == [["BIDMC", "HK"], ["BIDMC"]]
-    assert run.rounds[1].sites_refused["HK"].startswith("internal_error: site HK failed in train (RuntimeError)")
-    assert run.results.sites["HK"].rounds_accepted == 1
-    # what the exception said stays at the site
-    for name in ("results.json", "round_metrics.jsonl", "report.html"):
-        assert "Jane_Doe" not in (run.server / name).read_text()
-    assert "Jane_Doe" not in (run.workspace / "server" / "log.txt").read_text()
-    assert "Jane_Doe" in (run.workspace / "HK" / "log.txt").read_text()
-
-
 def test_a13_nan_from_one_site(run_job: RunJob) -> None:
     run = run_job(overrides=ONE_IS_ENOUGH, executor="drill.SendsNaN", code=EXECUTORS)
     assert run.code == 0, run.output

@@ -15,15 +15,13 @@ from tests.federation.test_invariants import assert_same_bits, experiment_of, sa
 SITES = ["BIDMC", "HK"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
         {},
-        pytest.param(
-            {"method": "fedavg", "federation.weights": "samples", "federation.server_learning_rate": 0.5},
-            marks=pytest.mark.slow,
-        ),
-        pytest.param({"amplitude.preset": "as_described"}, marks=pytest.mark.slow),
+        {"method": "fedavg", "federation.weights": "samples", "federation.server_learning_rate": 0.5},
+        {"amplitude.preset": "as_described"},
     ],
     ids=["harmofl", "fedavg_by_samples", "amplitude_of_the_first_round"],
 )

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 TWO_OF_THREE = {"federation.minimum_sites": 2, "amplitude.minimum_sites": 2}
 
 
-def test_a_site_that_fails_and_comes_late_is_taken_back(lead: Lead, drill: Drill) -> None:
+def test_a_site_that_fails_and_comes_late_is_taken_back(lead: Lead, consortium: Consortium, drill: Drill) -> None:
     """A site's executor fails in round 1 and times out in round 2: the job goes on with the rest, the report says
     so, the site is back in the next round.
     """
@@ -26,7 +26,9 @@ def test_a_site_that_fails_and_comes_late_is_taken_back(lead: Lead, drill: Drill
     assert entered[:3] == [three, both, both] and entered[4] == three
     page = (outcome.server / "report.html").read_text()
     assert "HK: internal_error: site HK failed in train (RuntimeError); see its log" in page
-    assert "Jane" not in "".join(path.read_text() for path in outcome.server.glob("*.*") if path.suffix != ".pt")
+    told = [*outcome.server.glob("*.*"), *outcome.folder.glob("workspace/*.txt")]
+    assert "Jane" not in "".join(path.read_text() for path in told if path.suffix != ".pt")
+    assert "Jane" in (consortium.kit("HK") / outcome.job_id / "findings.txt").read_text(), "at the site it is known"
     drill.saw("; ".join(line for line in outcome.lines if line.startswith("round")))
 
 
