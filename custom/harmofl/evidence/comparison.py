@@ -1,16 +1,13 @@
 """The schema of a cell of a comparison (cell.json) and of comparison.json."""
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
-from pydantic import ValidationError
-
-from harmofl.evidence.results import Record, ResultsError, ScoreSummary
+from harmofl.evidence.results import Record, ScoreSummary, read_record
 
 CELL_FILE = "cell.json"
 COMPARISON_FILE, TABLE_FILE, PAGE_FILE = "comparison.json", "comparison.csv", "comparison.html"
 
-Schema = TypeVar("Schema", bound=Record)
 Verdict = Literal["reference", "better", "worse", "unclear", "no_evidence", "same", "one_seed", "no_scores"]
 
 
@@ -225,7 +222,7 @@ def read_cell(path: Path) -> CellRecord:
     Raises:
         ResultsError: it is missing, no JSON, or does not follow the schema.
     """
-    return _read(path, CellRecord)
+    return read_record(path, CellRecord)
 
 
 def read_comparison(path: Path) -> Comparison:
@@ -234,15 +231,4 @@ def read_comparison(path: Path) -> Comparison:
     Raises:
         ResultsError: it is missing, no JSON, or does not follow the schema.
     """
-    return _read(path, Comparison)
-
-
-def _read(path: Path, schema: type[Schema]) -> Schema:
-    try:
-        return schema.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise ResultsError(f"{path}: {key}: {problem['msg']}") from None
+    return read_record(path, Comparison)

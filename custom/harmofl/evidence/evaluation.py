@@ -4,11 +4,9 @@ from math import isfinite
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError
-
 from harmofl.core.classification import Estimate
 from harmofl.core.scores import summarize
-from harmofl.evidence.results import Record, ResultsError, ScoreSummary
+from harmofl.evidence.results import Record, ScoreSummary, read_record
 
 EVALUATION_FILE = "evaluation.json"
 FORMAT = 1
@@ -82,14 +80,7 @@ def read_evaluation(path: Path) -> Evaluation:
     Raises:
         ResultsError: the file is missing, no JSON, or does not follow the schema.
     """
-    try:
-        return Evaluation.model_validate_json(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error.strerror})") from None
-    except ValidationError as error:
-        problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"])
-        raise ResultsError(f"{path}: {key}: {problem['msg']}") from None
+    return read_record(path, Evaluation)
 
 
 def _finite(value: float) -> float | None:

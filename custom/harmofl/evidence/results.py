@@ -1,9 +1,9 @@
 """The schema of results.json and of the lines of round_metrics.jsonl."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
@@ -19,6 +19,9 @@ class Record(BaseModel):
     """A part of the evidence: unknown keys are refused, numbers are finite or null."""
 
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+
+Schema = TypeVar("Schema", bound=Record)
 
 
 class ScoreSummary(Record):
@@ -154,12 +157,29 @@ def read_results(path: Path) -> Results:
     Raises:
         ResultsError: the file is missing, no JSON, of another format, or does not follow the schema.
     """
+    return read_record(path, Results, "; did the run finish?", _refuse_other_format)
+
+
+def read_record(
+    path: Path, schema: type[Schema], question: str = "", check: Callable[[Path, str], None] = lambda path, text: None
+) -> Schema:
+    """Read a part of the evidence and validate it.
+
+    Args:
+        path: a JSON file.
+        schema: what it must follow.
+        question: what to ask whoever has no such file.
+        check: looks at the text first and says better what is wrong with a file of another kind.
+
+    Raises:
+        ResultsError: the file is missing, no JSON, or does not follow the schema; names file and key.
+    """
     try:
         text = path.read_text(encoding="utf-8")
-        _refuse_other_format(path, text)
-        return Results.model_validate_json(text)
+        check(path, text)
+        return schema.model_validate_json(text)
     except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error.strerror}); did the run finish?") from None
+        raise ResultsError(f"{path}: cannot be read ({error.strerror}){question}") from None
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
