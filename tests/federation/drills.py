@@ -4,6 +4,7 @@
 EXECUTORS = '''
 import os
 import time
+from pathlib import Path
 import numpy as np
 from nvflare.apis.dxo import DataKind, from_shareable
 from harmofl.flare.executor import HarmoFLExecutor
@@ -59,14 +60,17 @@ class SlowToMeasure(HarmoFLExecutor):
 
 
 class AnswersInTurn(HarmoFLExecutor):
-    """Answers five seconds after the site before it in DRILL_ORDER."""
+    """Answers once the site before it in DRILL_ORDER has; each leaves a file named after it in DRILL_FOLDER."""
 
     def execute(self, task_name, shareable, fl_ctx, abort_signal):
         result = super().execute(task_name, shareable, fl_ctx, abort_signal)
         if task_name == "train":
-            turn = os.environ["DRILL_ORDER"].split().index(fl_ctx.get_identity_name())
-            # all three have the same work; five seconds are far more than they differ by
-            time.sleep(5 * turn)
+            order, folder = os.environ["DRILL_ORDER"].split(), Path(os.environ["DRILL_FOLDER"])
+            turn = order.index(fl_ctx.get_identity_name())
+            while turn and not (folder / order[turn - 1]).exists():
+                time.sleep(0.1)
+            time.sleep(3 * bool(turn))  # the answer before this one leaves its process after its file is there
+            (folder / order[turn]).touch()
         return result
 '''
 

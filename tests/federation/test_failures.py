@@ -10,7 +10,7 @@ import pytest
 from harmofl.data.synthetic import write_prostate_site
 from tests.federation.conftest import RunJob, make_job, simulate
 from tests.federation.drills import CONTROLLERS, EXECUTORS
-from tests.federation.test_invariants import assert_same_bits, saved_weights
+from tests.federation.test_invariants import saved_weights
 
 ONE_IS_ENOUGH = {"federation.minimum_sites": 1, "amplitude.minimum_sites": 1, "federation.straggler_wait": 20}
 
@@ -102,23 +102,3 @@ def test_a_site_that_resolves_another_experiment_refuses(tmp_path) -> None:
     run = simulate(job, tmp_path, 2, {})
     assert run.code != 0
     assert "HK failed: experiment_differs: site HK resolves experiment" in run.output
-
-
-@pytest.mark.slow
-def test_a22_a_run_resumed_from_its_checkpoint_equals_an_undisturbed_one(run_job: RunJob, tmp_path) -> None:
-    rounds = {"federation.rounds": 3}
-    whole = run_job(overrides=rounds, name="whole")
-    state = {"HARMOFL_STATE_ROOT": str(tmp_path / "state")}
-    lost = run_job(
-        overrides=rounds, name="lost", environment=state, controller="drill.StopsAfterRoundOne", code=CONTROLLERS
-    )
-    assert lost.code != 0 and "the server is lost" in lost.output
-    checkpoint = lost.server / "FL_global_model.pt"
-    resumed = run_job(
-        overrides={**rounds, "federation.resume_from": str(checkpoint)}, name="resumed", environment=state
-    )
-    assert whole.code == resumed.code == 0, whole.output + resumed.output
-    assert "resumed at round 2" in resumed.output
-    assert_same_bits(saved_weights(whole), saved_weights(resumed))
-    assert whole.results.best_round == resumed.results.best_round
-    assert [record.validation for record in whole.rounds] == [record.validation for record in resumed.rounds]

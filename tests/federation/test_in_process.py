@@ -20,10 +20,9 @@ SITES = ["BIDMC", "HK"]
     "settings",
     [
         {},
-        {"method": "fedavg", "federation.weights": "samples", "federation.server_learning_rate": 0.5},
-        {"amplitude.preset": "as_described"},
+        {"amplitude.preset": "as_described", "federation.weights": "samples", "federation.server_learning_rate": 0.5},
     ],
-    ids=["harmofl", "fedavg_by_samples", "amplitude_of_the_first_round"],
+    ids=["harmofl", "amplitude_of_the_first_round_and_weights_by_samples"],
 )
 def test_weights_best_round_and_scores_are_those_of_flare(
     run_job: RunJob, tmp_path: Path, settings: dict[str, Any]

@@ -145,24 +145,17 @@ def test_without_amplitude_and_perturbation_the_job_is_fedavg(run_job: RunJob, t
 
 
 @pytest.mark.slow
-def test_number_of_processes_changes_nothing(run_job: RunJob) -> None:
-    together = run_job(["BIDMC", "HK"], {"federation.rounds": 1}, name="together", threads=2)
-    one_by_one = run_job(["HK", "BIDMC"], {"federation.rounds": 1}, name="one_by_one", threads=1)
-    assert together.code == one_by_one.code == 0, together.output + one_by_one.output
-    assert_same_bits(saved_weights(together), saved_weights(one_by_one))
-    assert [record.validation for record in together.rounds] == [record.validation for record in one_by_one.rounds]
-
-
-@pytest.mark.slow
-def test_order_of_arrival_changes_nothing(run_job: RunJob) -> None:
+def test_order_of_arrival_changes_nothing(run_job: RunJob, tmp_path: Path) -> None:
     orders = (["BIDMC", "HK", "UCL"], ["UCL", "HK", "BIDMC"])
+    for order in orders:
+        (tmp_path / f"turns_of_{order[0]}").mkdir()
     runs = [
         run_job(
             ["BIDMC", "HK", "UCL"],
             {"federation.rounds": 1},
             executor="drill.AnswersInTurn",
             code=EXECUTORS,
-            environment={"DRILL_ORDER": " ".join(order)},
+            environment={"DRILL_ORDER": " ".join(order), "DRILL_FOLDER": str(tmp_path / f"turns_of_{order[0]}")},
             name=order[0],
         )
         for order in orders

@@ -36,7 +36,6 @@ def test_five_sources_of_real_patches_train_two_rounds(run_job: RunJob, realdata
         SMALL | {"data.split": "as_published", "network.width": 8, "training.batch_size": 8},
         demo=False,
         original="harmofl_camelyon17",
-        threads=2,
         environment={"HARMOFL_DATA_ROOT": str(root), "OMP_NUM_THREADS": "1"},
     )
     assert run.code == 0, run.output

@@ -21,7 +21,7 @@ class FailsThenLate(HarmoFLExecutor):
             raise RuntimeError("/data/HK/Jane_Doe.nii.gz is broken")
         result = super()._perform(task_name, shareable, fl_ctx, abort_signal)
         if _is_hk(fl_ctx, task_name, shareable, 2):
-            time.sleep(8)  # the others wait 4 s
+            time.sleep(20)  # the others wait 12 s
         return result
 
 
