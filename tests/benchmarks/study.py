@@ -164,7 +164,7 @@ def cell_of(run: Run, folder: Path) -> Cell:
     )
     roots = dict(run.place.roots) if run.place else None
     plan = CellPlan(folder / "cells" / run.name, job, overrides, key, roots, threads=1, landscape=False)
-    return Cell(run.name, run.name, plan, experiment.federation.rounds)
+    return Cell(run.name, run.name, plan, experiment)
 
 
 def score(run: Run, record: CellRecord) -> float:

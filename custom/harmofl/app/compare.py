@@ -61,8 +61,10 @@ def compare(request: Request) -> int:
             _say(f"failed: {absent}")
         return 1
     grid = plan_grid(job, base, request, roots, output)
+    for problem in grid.not_left_out.values():
+        _say(f"--leave-one-site-out: {problem}, so it is not scored there")
     open_cells = [cell for cell in grid.cells if finished_record(cell.plan) is None]
-    at_a_time = request.processes or _fitting(base, len(open_cells))
+    at_a_time = request.processes or _fitting(open_cells, roots)
     _say(_announcement(grid, open_cells, at_a_time, roots, output))
     threads = max(1, _cores() // max(1, at_a_time))
     ready = [replace(cell, plan=replace(cell.plan, threads=threads)) for cell in open_cells]
@@ -88,13 +90,17 @@ def plan_grid(job: Job, base: Experiment, request: Request, roots: Mapping[str, 
 
     Raises:
         ExperimentError: a method, a swept key or value that cannot be used.
+        JobError: sites are to be left out and no method leaves a model for them.
     """
     sweeps = [read_sweep(text) for text in request.sweeps]
     data = _fingerprint(roots)
     cells: dict[str, Cell] = {}
     uses, fixed = [], {sweep.key: tuple(_fixing(request.methods, sweep.key)) for sweep in sweeps}
     left_out = job.sites if request.leave_one_site_out else ()
+    modelless = _without_model(job, base, request, demo=not roots) if left_out else {}
     for use in variations(request.methods, request.seeds, sweeps, left_out):
+        if use.left_out and use.method in modelless:
+            continue
         overrides = _overrides(base, use, job, request.assignments)
         changed = Job.read(job.folder, overrides)
         experiment = _resolved(changed, demo=not roots)
@@ -117,9 +123,22 @@ def plan_grid(job: Job, base: Experiment, request: Request, roots: Mapping[str, 
             threads=1,
             landscape=request.landscape and explained,
         )
-        cells.setdefault(name, Cell(name, _label(use), plan, experiment.federation.rounds))
+        cells.setdefault(name, Cell(name, _label(use), plan, experiment))
         uses.append(use.model_copy(update={"cell": name}))
-    return Grid(tuple(cells.values()), tuple(uses), fixed)
+    return Grid(tuple(cells.values()), tuple(uses), fixed, modelless)
+
+
+def _without_model(job: Job, base: Experiment, request: Request, *, demo: bool) -> dict[str, str]:
+    """By method why there is nothing to score at a hospital that took no part."""
+    from harmofl.app.model_file import kept_at_sites
+
+    found = {}
+    for use in variations(request.methods, request.seeds[:1], (), ()):
+        changed = Job.read(job.folder, _overrides(base, use, job, request.assignments))
+        found[use.method] = kept_at_sites(_resolved(changed, demo=demo))
+    if all(found.values()):
+        raise JobError(f"--leave-one-site-out: {next(iter(found.values()))}; compare one that shares all layers")
+    return {method: problem for method, problem in found.items() if problem}
 
 
 def read_sweep(text: str) -> Sweep:
@@ -208,10 +227,15 @@ def _cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _fitting(experiment: Experiment, cells: int) -> int:
-    from harmofl.app.costs import fitting_processes
+def _fitting(cells: Sequence[Cell], roots: Mapping[str, Path]) -> int:
+    most = min(len(cells), _cores())
+    if most < 2:
+        return 1
+    from harmofl.app.cell_memory import fitting_cells
 
-    return max(1, min(cells, _cores(), fitting_processes(experiment)))
+    if roots:
+        _say("reading the data of all sites, to see how many runs fit into memory")
+    return min(most, fitting_cells(cells, roots))
 
 
 def _announcement(

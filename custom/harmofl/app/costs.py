@@ -17,7 +17,7 @@ from harmofl.tasks import load_task, untrained_network
 PROCESS_BYTES = 700 * 2**20  # of a site's process with torch, MONAI and FLARE before any data
 # Measured on a CPU at 384 x 384: convolutions need about a quarter more than what autograd keeps.
 WORKSPACE = 1.25
-COPIES = 5  # weights, gradients, two moments, the weights before the perturbation
+COPIES = 5  # of the parameters: weights, gradients, two moments, the weights before the perturbation
 CONTEXT_BYTES = 512 * 2**20  # of a process on a GPU before any data
 SPARED = 0.8  # share of the free memory that training may fill; the sites' volumes need the rest
 LONGEST_MEASUREMENT = 5.0  # seconds
@@ -53,17 +53,24 @@ def training_bytes(experiment: Experiment) -> int:
     del output
     halved = 1 if settings.precision == "float32" else 2
     parameters = sum(parameter.numel() * 4 for parameter in network.parameters())
-    return int(COPIES * parameters + WORKSPACE * activations / halved)
+    # FedProx keeps the parameters received, MOON the model received and the site's own of the round before
+    copies = COPIES + (settings.proximal_mu > 0) + 2 * (settings.contrastive_weight > 0)
+    return int(copies * parameters + WORKSPACE * activations / halved)
 
 
-def fitting_processes(experiment: Experiment) -> int:
-    """How many sites can train at a time in the memory that is free on this machine and its GPU, at least 1."""
+def fitting_processes(experiment: Experiment, beside: int = 0) -> int:
+    """How many processes can train at a time in the memory that is free on this machine and its GPU, at least 1.
+
+    Args:
+        experiment: that they train.
+        beside: bytes that each of them holds besides training.
+    """
     training = training_bytes(experiment)
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
         on_device = int(SPARED * free / (CONTEXT_BYTES + training))
-        return max(1, min(on_device, int(SPARED * psutil.virtual_memory().available / PROCESS_BYTES)))
-    return max(1, int(SPARED * psutil.virtual_memory().available / (PROCESS_BYTES + training)))
+        return max(1, min(on_device, int(SPARED * psutil.virtual_memory().available / (PROCESS_BYTES + beside))))
+    return max(1, int(SPARED * psutil.virtual_memory().available / (PROCESS_BYTES + beside + training)))
 
 
 def measure_pace(experiment: Experiment) -> Pace:

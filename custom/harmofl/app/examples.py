@@ -1,33 +1,20 @@
 """Pictures of test cases for a report: the best model of a run, applied where the data lies."""
 
+import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from harmofl.app.job import JobError
-from harmofl.core.amplitude import AmplitudeNormalization
-from harmofl.core.training import batches, load_arrays, predict
+from harmofl.app.model_file import LoadedModel, kept_at_sites, load_model
+from harmofl.core.training import batches, predict
 from harmofl.data.findings import DataRootError, SharedFolderError
 from harmofl.evidence.examples import best_median_worst, disagreement
 from harmofl.evidence.report import Examples, SiteExamples
 from harmofl.evidence.results import RESULTS_FILE, Results, ScoreSummary
 from harmofl.experiment import Experiment
-from harmofl.flare.local_amplitude import build_normalization
 from harmofl.flare.server_run import BEST_MODEL
-from harmofl.flare.state import Checkpoint
 from harmofl.job_folder import sha256
-from harmofl.tasks import (
-    Illustrating,
-    Predict,
-    SiteData,
-    Task,
-    load_task,
-    place_sites,
-    resolve_experiment,
-    untrained_network,
-)
+from harmofl.tasks import Illustrating, Predict, SiteData, Task, load_task, place_sites, resolve_experiment
 
 WRITTEN_AGAIN = "Pictures of the synthetic data of the demo, which was made again for this page."
 READ = "Pictures drawn by whoever holds the data, from the test cases of these sites. Names of cases are left out."
@@ -46,15 +33,16 @@ def collect_examples(
         site: the only site to look for; the root may then be its own folder.
 
     Raises:
-        JobError: the model is not this run's, no one model is, or the task draws no pictures.
+        JobError: the model is missing, damaged or not this run's, no one model is, or the task draws no pictures.
         DataRootError: no site is found below the root, or its data cannot be read.
-        StateError: the model file is missing or damaged.
     """
-    experiment = _experiment(results)
+    experiment = resolve_experiment(results.experiment, source=RESULTS_FILE)
     task = load_task(experiment)
     if not isinstance(task, Illustrating):
         raise JobError(f"task {experiment.task} draws no pictures: it has no method illustrate")
-    model = _Model(experiment, task, _best_model(folder, results))
+    if problem := kept_at_sites(experiment):
+        raise JobError(f"no pictures: {problem}")
+    model = _best_model(folder, results)
     if site is not None and site not in results.sites:
         raise JobError(f"--site {site}: the run's sites are {', '.join(results.sites)}")
     names = list(results.sites) if site is None else [site]
@@ -66,52 +54,22 @@ def collect_examples(
     return Examples(shown, task.illustrates, WRITTEN_AGAIN if root is None else READ)
 
 
-@dataclass(frozen=True)
-class _Model:
-    """The best model of a run, to be used at one site after the other."""
-
-    experiment: Experiment
-    task: Task
-    checkpoint: Checkpoint
-
-    def at(self, data: SiteData) -> Predict:
-        """Logits as a site with this data computes them."""
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        network = untrained_network(self.experiment)
-        load_arrays(network, {name: value.numpy() for name, value in self.checkpoint.model.items()})
-        network.to(device, memory_format=torch.channels_last)
-        normalization = self._normalization(data).to(device)
-        settings = self.experiment.training
-        return lambda images: predict(network, normalization, images, settings.batch_size, settings.precision)
-
-    def _normalization(self, data: SiteData) -> AmplitudeNormalization:
-        """The frozen amplitude of the model; a gain needs the site's own profile, measured as before training."""
-        normalization = build_normalization(self.experiment, self.task.in_channels)
-        if self.checkpoint.amplitude is None:
-            return normalization
-        normalization.freeze(self.checkpoint.amplitude, self.checkpoint.amplitude_images)
-        if self.experiment.amplitude.region == "site_gain":
-            exact = build_normalization(self.experiment, self.task.in_channels, estimation="before_training")
-            for images, _ in batches(data.training, self.experiment.training.batch_size, None):
-                exact.observe(images)
-            normalization.set_own(exact.local.mean)
-        return normalization
+def _at_site(model: LoadedModel, data: SiteData) -> Predict:
+    """Logits as a site with this data computes them; a gain has the profile of the site's training images."""
+    settings, normalization = model.experiment.training, copy.deepcopy(model.normalization)
+    own = model.profile(images for images, _ in batches(data.training, settings.batch_size, None))
+    if own is not None:
+        normalization.set_own(own)
+    normalization.to(model.device)
+    return lambda images: predict(model.network, normalization, images, settings.batch_size, settings.precision)
 
 
-def _experiment(results: Results) -> Experiment:
-    """The run's experiment; what sites kept of a network is in no model file."""
-    kept = results.experiment.get("federation", {}).get("local_layers", "none")
-    if kept != "none":
-        raise JobError(f"federation.local_layers is '{kept}': each site kept layers of its own, no model has them all")
-    return resolve_experiment(results.experiment, source=RESULTS_FILE)
-
-
-def _best_model(folder: Path, results: Results) -> Checkpoint:
+def _best_model(folder: Path, results: Results) -> LoadedModel:
     path = folder / BEST_MODEL
-    checkpoint = Checkpoint.load(path)
+    model = load_model(path)
     if sha256(path) != results.model_sha256.get(BEST_MODEL):
         raise JobError(f"{path}: is not the file that {RESULTS_FILE} names; take both from the same run")
-    return checkpoint
+    return model
 
 
 def _synthetic(task: Task, sites: Sequence[str], experiment: Experiment, place: Path) -> dict[str, Path]:
@@ -133,10 +91,12 @@ def _found(root: Path, sites: Sequence[str], experiment: Experiment) -> dict[str
     return found
 
 
-def _illustrated(site: str, folder: Path, cache: Path, model: _Model, recorded: ScoreSummary | None) -> SiteExamples:
+def _illustrated(
+    site: str, folder: Path, cache: Path, model: LoadedModel, recorded: ScoreSummary | None
+) -> SiteExamples:
     task = model.task
     assert isinstance(task, Illustrating)
     data = task.open_site(folder, site, model.experiment, cache)
-    cases = list(task.illustrate(model.at(data), data.test, workers=0))
+    cases = list(task.illustrate(_at_site(model, data), data.test, workers=0))
     note = disagreement(cases, recorded) or ("" if cases else "No test case.")
     return SiteExamples(site, best_median_worst(cases), note)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from harmofl.app.cell import FAILURE_FILE, CellPlan, run_cell
 from harmofl.evidence.comparison import CELL_FILE, CellRecord, Use, read_cell
 from harmofl.evidence.results import ResultsError
+from harmofl.experiment import Experiment
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -31,21 +32,34 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Cell:
-    """A run to make; `name` is that of its folder, `label` is for a person, `rounds` is its share of the progress."""
+    """A run to make; `name` is that of its folder, `label` is for a person."""
 
     name: str
     label: str
     plan: CellPlan
-    rounds: int
+    experiment: Experiment
+
+    @property
+    def rounds(self) -> int:
+        """Its share of the progress."""
+        return self.experiment.federation.rounds
 
 
 @dataclass(frozen=True)
 class Grid:
-    """The different cells of a comparison and what each is used for; `fixed` has methods by the swept key they set."""
+    """The different cells of a comparison and what each is used for.
+
+    Attributes:
+        cells: every run once.
+        uses: where it stands.
+        fixed: methods by the swept key that they set.
+        not_left_out: by method why it is not scored at hospitals that took no part.
+    """
 
     cells: tuple[Cell, ...]
     uses: tuple[Use, ...]
     fixed: Mapping[str, tuple[str, ...]]
+    not_left_out: Mapping[str, str]
 
 
 def variations(

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from harmofl.app.job import JobError
 from harmofl.core.amplitude import AmplitudeNormalization, RunningAmplitude
 from harmofl.core.deployed import DeployedModel, DeployedNormalization
+from harmofl.core.partition import partition_of
 from harmofl.experiment import Experiment
 from harmofl.flare.local_amplitude import build_normalization
 from harmofl.flare.state import Checkpoint, StateError
@@ -112,14 +113,16 @@ def load_model(path: Path, expected: Sequence[Experiment] = (), device: str = "a
 
     Raises:
         ModelFileError: the file is missing, damaged, no model of HarmoFL or of a task from outside the package, of
-            another task or network, its weights are not those of its network, or it holds no amplitude though its
-            region needs one.
+            another task or network, lacks the layers that sites kept to themselves, its weights are not those of its
+            network, or it holds no amplitude though its region needs one.
     """
     try:
         checkpoint = Checkpoint.load(path)
         experiment = Experiment.model_validate_json(json.dumps(checkpoint.experiment))
         _refuse_other(path, experiment, expected)
         task = load_task(experiment)
+        if problem := kept_at_sites(experiment):
+            raise ModelFileError(f"{path.name}: {problem}; take a run of a method that shares all layers")
         network = _network(path, experiment, checkpoint)
     except StateError as error:
         raise ModelFileError(f"{error}; take best_FL_global_model.pt of a finished run") from None
@@ -136,6 +139,23 @@ def load_model(path: Path, expected: Sequence[Experiment] = (), device: str = "a
         task=task,
         checkpoint=checkpoint,
         device=place,
+    )
+
+
+def kept_at_sites(experiment: Experiment) -> str:
+    """Why a run leaves no model that anybody but its own sites could use, empty where it leaves one.
+
+    FedBN (Li et al., ICLR 2021) keeps scale and shift of norm layers at the sites, so that estimating mean and
+    variance anew from a hospital's images would not give a model either. On a network whose norm layers hold nothing
+    it equals plain averaging and leaves one.
+    """
+    kept = experiment.federation.local_layers
+    if kept == "none" or not partition_of(untrained_network(experiment), kept).local:
+        return ""
+    layers = {"norm": "its own norm layers", "all": "a model of its own"}[kept]
+    return (
+        f"method {experiment.method} (federation.local_layers '{kept}') leaves no model for other hospitals: each site "
+        f"keeps {layers}"
     )
 
 

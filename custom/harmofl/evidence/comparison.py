@@ -8,7 +8,7 @@ from harmofl.evidence.results import Record, ScoreSummary, read_record
 CELL_FILE = "cell.json"
 COMPARISON_FILE, TABLE_FILE, PAGE_FILE = "comparison.json", "comparison.csv", "comparison.html"
 
-Verdict = Literal["reference", "better", "worse", "unclear", "no_evidence", "same", "one_seed", "no_scores"]
+Verdict = Literal["reference", "better", "worse", "unclear", "no_evidence", "same", "one_seed", "no_scores", "no_model"]
 
 
 class CellKey(Record):
@@ -178,7 +178,10 @@ class Sweep(Record):
 
 
 class LeftOut(Record):
-    """One method on hospitals that took no part: by site, their mean, and the same sites where they took part."""
+    """One method on hospitals that took no part: by site, their mean, and the same sites where they took part.
+
+    Verdict `no_model`: it keeps layers at its sites, so that there is nothing to score elsewhere.
+    """
 
     method: str
     sites: dict[str, Spread]

@@ -139,19 +139,23 @@ def _figure(width: float, height: float) -> "tuple[Figure, Axes]":
     return figure, axes
 
 
+def panels_a_row(count: int) -> int:
+    """Up to four, in rows of about equal length."""
+    return -(-count // max(1, -(-count // 4)))
+
+
 def _panels(comparison: Comparison, height: float) -> "tuple[Figure, list[Axes]]":
-    """Up to four panels a row."""
     from matplotlib.figure import Figure
 
     count = len(comparison.landscapes)
-    columns = min(4, count)
+    columns = panels_a_row(count)
     rows = -(-count // columns)
     figure = Figure(figsize=(2.5 * columns, height * rows), layout="constrained")
     grid: Any = figure.subplots(rows, columns, squeeze=False, sharex=True, sharey=True)
     panels = list(grid.ravel())
     for axes in panels:
         axes.spines[["top", "right"]].set_visible(False)
-        axes.tick_params(labelsize=8)
+        axes.tick_params(labelsize=8, labelbottom=True)  # also above another row, or above nothing
     for axes in panels[count:]:
         axes.set_visible(False)
     return figure, panels

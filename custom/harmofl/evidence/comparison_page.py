@@ -16,7 +16,7 @@ from harmofl.evidence.comparison import (
     MethodSummary,
     Spread,
 )
-from harmofl.evidence.comparison_words import VERDICTS
+from harmofl.evidence.comparison_words import VERDICTS, times_the_passes
 from harmofl.evidence.gallery import Gallery, picture_rows, profile_plot
 from harmofl.evidence.page import write_page
 
@@ -36,7 +36,7 @@ COLUMNS = (
     "n",
 )
 Mark = tuple[str, bool]  # text of a table's cell, and whether it is the best of its column
-MOST_ROUNDS = 25  # in a table beside a curve; of more rounds every so many are listed
+MOST_ROUNDS = 10  # in a table beside a curve; of more rounds every so many are listed
 
 
 def write_comparison(
@@ -58,12 +58,14 @@ def write_comparison(
         told=comparison,
         verdicts=VERDICTS,
         sites=[site for site in comparison.sites if any(site in row.sites for row in comparison.methods)],
+        times={row.method: times_the_passes(row, comparison.methods[0]) for row in comparison.methods},
         site_rows=site_table(comparison),
         curve_rows=round_table(comparison, "curve", 0),
         drift_rows=round_table(comparison, "drift", 0),
         cosine_rows=round_table(comparison, "cosine", 0),
         steps=list(dict.fromkeys(step for row in comparison.methods for step in row.amplitude_distance)),
         figures=_figures(comparison),
+        panels=figures.panels_a_row(len(comparison.landscapes)),
         gallery=gallery,
         pictures=picture_rows(gallery) if gallery else [],
         profiles=profile_plot(gallery) if gallery else "",

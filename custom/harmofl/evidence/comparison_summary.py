@@ -239,8 +239,9 @@ def _left_out(grid: GridResult, methods: Sequence[str]) -> list[LeftOut]:
         for method in methods
     ]
     differences = corrected([row.difference for row in rows])
+    scored = {use.method for use in grid.uses if use.left_out}
     return [
-        row.model_copy(update={"difference": held, "verdict": verdict_of(held)})
+        row.model_copy(update={"difference": held, "verdict": verdict_of(held) if row.method in scored else "no_model"})
         for row, held in zip(rows, differences, strict=True)
     ]
 

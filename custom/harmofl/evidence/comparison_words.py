@@ -1,5 +1,7 @@
 """What a comparison says in sentences: the answer first, then how sure it is and why."""
 
+from collections.abc import Sequence
+
 from harmofl.evidence.comparison import Comparison, Difference, LeftOut, MethodSummary, Spread, Verdict
 
 VERDICTS: dict[Verdict, str] = {
@@ -11,7 +13,9 @@ VERDICTS: dict[Verdict, str] = {
     "same": "the same to the last bit",
     "one_seed": "not sure: one seed says nothing about training again",
     "no_scores": "no scores to compare",
+    "no_model": "has no model for a hospital that took no part",
 }
+MORE = 1.05  # times the passes that are worth a word
 _INTENSITIES = {"zscore": "z-score", "window": "windowed intensities", "none": "raw intensities"}
 _SHORT = {"better": "better", "worse": "worse", "unclear": "not sure", "no_evidence": "no evidence of a difference"}
 
@@ -46,10 +50,9 @@ def difference_text(difference: Difference) -> str:
 def findings(comparison: Comparison, own_method: str) -> list[str]:
     """What to know beside the headline, most important first."""
     told = _told(comparison, own_method)
-    lines = [_others(comparison, told), _sureness(told), *_unseen(comparison, told), _why(comparison, told)]
+    lines = [_others(comparison, told), _sureness(told), _compute(comparison), *_unseen(comparison, told)]
+    lines += [_why(comparison, told)]
     lines += [_other_network(row) for row in comparison.methods]
-    if comparison.failed:
-        lines.append(f"{len(comparison.failed)} cells failed and are missing: {', '.join(comparison.failed)}.")
     return [line for line in lines if line]
 
 
@@ -103,14 +106,49 @@ def _sureness(told: MethodSummary | None) -> str:
 
 def _unseen(comparison: Comparison, told: MethodSummary | None) -> list[str]:
     rows: dict[str, LeftOut] = {row.method: row for row in comparison.left_out}
-    row = rows.get(told.method) if told else None
-    if row is None or row.difference is None:
-        return []
-    reference = rows[comparison.reference]
+    lines = [f"{row.method} {VERDICTS['no_model']}." for row in rows.values() if row.verdict == "no_model"]
+    row, reference = rows.get(told.method) if told else None, rows.get(comparison.reference)
+    if row is None or reference is None or row.difference is None or row.difference.mean is None:
+        return lines
     return [
         f"At hospitals that took no part {row.method} scores {_number(row.mean.mean)}, {reference.method} "
-        f"{_number(reference.mean.mean)}: {difference_text(row.difference)}: {VERDICTS[row.verdict]}."
+        f"{_number(reference.mean.mean)}: {difference_text(row.difference)}: {VERDICTS[row.verdict]}.",
+        *lines,
     ]
+
+
+def _compute(comparison: Comparison) -> str:
+    """A higher score at more compute is not yet a better method: which ones that is said of, and what would show it."""
+    reference = next(row for row in comparison.methods if row.method == comparison.reference)
+    higher, lower = [], []
+    for row in comparison.methods:
+        times, gain = times_the_passes(row, reference), row.difference.mean if row.difference else None
+        if times is None or not gain:
+            continue
+        if gain > 0 and times >= MORE:
+            higher.append((row.method, times))
+        elif gain < 0 and 1 / times >= MORE:
+            lower.append((row.method, 1 / times))
+    told = [f"{method} scores higher at {times:.1f} times the passes of {reference.method}" for method, times in higher]
+    told += [f"{reference.method} scores higher at {times:.1f} times the passes of {method}" for method, times in lower]
+    if not told:
+        return ""
+    return f"Unequal compute: {'; '.join(told)}{_at_equal_compute(comparison, higher)}."
+
+
+def _at_equal_compute(comparison: Comparison, higher: Sequence[tuple[str, float]]) -> str:
+    """The option that gives the reference as many passes, where whole epochs do."""
+    epochs = comparison.experiment["training"]["local_epochs"]
+    asked = [f"{epochs * times:.0f}" for _, times in higher if abs(epochs * times - round(epochs * times)) < 0.01]
+    if not asked:
+        return ""
+    values = ",".join(dict.fromkeys(asked))
+    return f" (--sweep training.local_epochs={epochs},{values} shows {comparison.reference} with as many)"
+
+
+def times_the_passes(row: MethodSummary, reference: MethodSummary) -> float | None:
+    """Forward-backward passes over those of the reference, None where either has none."""
+    return row.passes.mean / reference.passes.mean if row.passes.mean and reference.passes.mean else None
 
 
 def _why(comparison: Comparison, told: MethodSummary | None) -> str:
@@ -129,8 +167,6 @@ def _why(comparison: Comparison, told: MethodSummary | None) -> str:
         )
     if told.sharpness.n and reference.sharpness.n:
         parts.append(f"rise of the loss around the model {_beside(told.sharpness, reference.sharpness)}")
-    if told.passes.mean and reference.passes.mean:
-        parts.append(f"{told.passes.mean / reference.passes.mean:.2g} times the forward-backward passes")
     return f"Why, {told.method} against {reference.method}: {'; '.join(parts)}." if parts else ""
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import sqrt
 
+from harmofl.core.paired import paired_difference
 from harmofl.evidence.results import Results, ResultsError, ScoreSummary
 
 LOCAL_ONLY = "local_only"
@@ -102,15 +103,11 @@ def _over_sites(sites: Sequence[Difference]) -> Difference | None:
 
 def mean_with_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
     """Mean of differences in [-1, 1] with Student's 95 % interval; None where fewer than two values are there."""
-    from scipy.stats import t
-
-    count = len(values)
-    mean = sum(values) / count
-    if count < 2:
-        return mean, None, None
-    deviation = sqrt(sum((value - mean) ** 2 for value in values) / (count - 1))
-    half = float(t.ppf(0.975, count - 1)) * deviation / sqrt(count)
-    return mean, max(-1.0, mean - half), min(1.0, mean + half)
+    held = paired_difference(values, [0.0] * len(values))
+    assert held.mean is not None
+    if held.low is None or held.high is None:
+        return held.mean, None, None
+    return held.mean, max(-1.0, held.low), min(1.0, held.high)
 
 
 def _unpaired(ours: ScoreSummary, theirs: ScoreSummary) -> tuple[float | None, float | None]:

@@ -22,24 +22,42 @@ class LocalModel:
     """Builds the site's network for a task. Local layers lie in the site's state, by the round that trained them.
 
     Those of the best round are kept until the evaluation, which scores the best model with them. A site that has none
-    of its own, because it joins late or lost its state, begins with the initial ones.
+    of its own, because it joins late or lost its state, begins with the initial ones: what others have cannot be
+    averaged for it, since it never leaves them. Such a network is trained but not scored.
+
+    Attributes:
+        begins_anew: whether the network built last has initial values where others have what they trained.
     """
 
     def __init__(self, experiment: Experiment, state: SiteState, logger: Logger) -> None:
         """Bind to a site's state; nothing is read yet."""
         self._experiment, self._state, self._logger = experiment, state, logger
+        self.begins_anew = False
 
     def before_round(self, received: Arrays, round_number: int) -> nn.Module:
         """The model received, with this site's layers as it had them before a round."""
         return self._network(received, lambda: self._state.latest_round(round_number - 1) if round_number else {})
 
     def last(self, received: Arrays) -> nn.Module:
-        """The model received, with the layers that this site trained last."""
-        return self._network(received, self._state.latest_round)
+        """The model received, with the layers that this site trained last.
+
+        Raises:
+            TrainingError: layers stay here and this site has trained none, so that there is nothing to score.
+        """
+        return self._network(received, lambda: _trained(self._state.latest_round()))
 
     def best(self, received: Arrays, best_round: int | None) -> nn.Module:
-        """The best round's model, with the layers that this site had after it."""
-        return self._network(received, lambda: None if best_round is None else self._of_round(best_round))
+        """The best round's model, with the layers that this site had after it; with its last ones if it joined later.
+
+        Raises:
+            TrainingError: as `last`.
+        """
+
+        def find() -> dict[str, Any]:
+            held = None if best_round is None else self._of_round(best_round)
+            return held or _trained(self._state.latest_round())
+
+        return self._network(received, find)
 
     def shared(self, network: nn.Module) -> dict[str, np.ndarray]:
         """What of a network travels, as copies."""
@@ -78,8 +96,9 @@ class LocalModel:
             raise TrainingError(f"the model received does not fit this network: {', '.join(unknown[:3])}")
         held = find() if partition.local else {}
         own = select(state_arrays(network), partition.local)
-        if held is None:
-            self._logger.warning("no local layers of an earlier round are kept here; the initial ones are taken")
+        self.begins_anew = held is None
+        if self.begins_anew:
+            self._logger.warning("no local layers of an earlier round are kept here; the initial ones are trained")
         if held:
             own = {name: value.numpy() for name, value in held[_LOCAL].items()}
         load_arrays(network, {**own, **received})
@@ -87,3 +106,11 @@ class LocalModel:
 
     def _partition(self, network: nn.Module) -> Partition:
         return partition_of(network, self._experiment.federation.local_layers)
+
+
+def _trained(held: dict[str, Any] | None) -> dict[str, Any]:
+    if held is None:
+        raise TrainingError(
+            "there is no model to score: federation.local_layers keeps layers at each site, and this one trained none"
+        )
+    return held

@@ -173,7 +173,8 @@ class Participant:
         normalization = self._normalization(received.amplitude)
         validation = self._evaluate(network, normalization, self.data.validation)
         before = self._local.shared(network)
-        numbers = self._counts() | {"validation": validation.key_score, "received_sha256": arrays_sha256(before)}
+        score = None if self._local.begins_anew else validation.key_score
+        numbers = self._counts() | {"validation": score, "received_sha256": arrays_sha256(before)}
         if not self._trains:
             return UpdateMessage(numbers=numbers | {"seconds": round(time.monotonic() - started, 2)})
         optimizer = self._optimizer(network, round_number)

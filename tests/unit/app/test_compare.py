@@ -74,6 +74,19 @@ def test_leaving_a_site_out_lowers_what_is_needed_and_not_more(tmp_path: Path) -
     assert few.cells[1].plan.overrides["federation.minimum_sites"] == 2
 
 
+def test_a_method_whose_sites_keep_layers_is_not_scored_where_none_of_them_was_trained(tmp_path: Path) -> None:
+    grid = planned(JOB, tmp_path, methods=["fedavg", "fedbn", "local_only"], leave_one_site_out=True)
+    assert {use.method for use in grid.uses if use.left_out} == {"fedavg"}
+    assert {use.method for use in grid.uses if not use.left_out} == {"fedavg", "fedbn", "local_only"}
+    assert list(grid.not_left_out) == ["fedbn", "local_only"]
+    assert "each site keeps a model of its own" in grid.not_left_out["local_only"]
+    # batch_stats layers hold nothing that could stay: there FedBN is plain averaging
+    grid = planned(JOB, tmp_path, ["network.norm=batch_stats"], methods=["fedbn"], leave_one_site_out=True)
+    assert {use.left_out for use in grid.uses} == {None, "BIDMC", "BMC", "HK", "I2CVB", "RUNMC", "UCL"}
+    with pytest.raises(JobError, match="method fedbn .* leaves no model for other hospitals"):
+        planned(JOB, tmp_path, methods=["fedbn", "local_only"], leave_one_site_out=True)
+
+
 @pytest.mark.parametrize(
     ("changed", "said"),
     [

@@ -26,6 +26,19 @@ def test_memory_grows_with_the_batch_and_never_below_what_must_be_kept(job: Path
     assert eight > 4 * 8 * 4 * 64 * 64 * 4
 
 
+def test_fedprox_holds_one_copy_of_the_parameters_more_and_moon_two() -> None:
+    small = ["network.width=4", "data.height=64", "data.width=64"]
+    folder = Path(__file__).parents[3] / "jobs" / "harmofl_camelyon17"
+    needed = {}
+    for method in ("fedavg", "fedprox", "moon"):
+        experiment = read_job(folder, [*small, f"method={method}"]).resolve(demo=False)
+        needed[method] = costs.training_bytes(experiment)
+    network = build_network("densenet121", 3, (0.5, 0.5), width=4, norm=experiment.network.norm, seed=0)
+    parameters = sum(parameter.numel() for parameter in network.parameters())
+    assert needed["fedprox"] - needed["fedavg"] == 4 * parameters
+    assert needed["moon"] - needed["fedavg"] == 2 * 4 * parameters
+
+
 def test_as_many_sites_as_fit_and_at_least_one(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if costs.torch.cuda.is_available():
         pytest.skip("a GPU is there, whose memory counts instead")

@@ -98,6 +98,32 @@ def test_what_cannot_predict_is_refused(prostate_model: ModelOfTask, tmp_path: P
     assert message in str(caught.value) and "changed.pt" in str(caught.value) and "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(("method", "layers"), [("fedbn", "norm layers"), ("local_only", "a model of its own")])
+def test_a_file_without_the_layers_that_sites_kept_is_refused_by_every_command(
+    prostate_model: ModelOfTask, tmp_path: Path, capsys: pytest.CaptureFixture[str], method: str, layers: str
+) -> None:
+    """The norm layers of such a file have their initial values: its answers would be wrong and look like any."""
+    path = write_model(tmp_path / "kept.pt", small_experiment("prostate", {"method": method}), prostate_model.data)
+    image, out = str(prostate_model.images[0]), str(tmp_path / "out")
+    for command in (
+        ["predict", image, "-o", out],
+        ["evaluate", str(prostate_model.folder), "-o", out],
+        ["export", "--format", "torchscript", "-o", out],
+    ):
+        assert main([*command, "--model", str(path)]) == 2
+        said = capsys.readouterr().err
+        assert said.startswith(f"harmofl {command[0]}: kept.pt: method {method} (federation.local_layers")
+        assert layers in said and said.count("\n") == 1
+        assert not (tmp_path / "out").exists()
+
+
+def test_fedbn_on_a_network_whose_norm_layers_hold_nothing_leaves_a_whole_model(
+    prostate_model: ModelOfTask, tmp_path: Path
+) -> None:
+    experiment = small_experiment("prostate", {"method": "fedbn", "network.norm": "batch_stats"})
+    load_model(write_model(tmp_path / "model.pt", experiment, prostate_model.data))
+
+
 def test_a_missing_and_a_damaged_file_are_refused(prostate_model: ModelOfTask, tmp_path: Path) -> None:
     with pytest.raises(ModelFileError, match=r"gone\.pt: no such checkpoint"):
         load_model(tmp_path / "gone.pt")

@@ -190,8 +190,11 @@ def test_a_model_of_another_run_and_models_that_are_no_one_model_are_refused(
     other = make_run(name="other", model_sha256={BEST_MODEL: "0" * 64})
     assert "is not the file that results.json names" in refusal(capsys, str(other), "--data", str(sites_root))
     held = json.loads((folder / "results.json").read_text())
-    held["experiment"]["federation"]["local_layers"] = "norm"
-    (folder / "results.json").write_text(json.dumps(held))
-    assert "each site kept layers of its own" in refusal(capsys, str(folder), "--data", str(sites_root))
+    for kept, layers in (("norm", "its own norm layers"), ("all", "a model of its own")):
+        held["experiment"]["federation"]["local_layers"] = kept
+        held["experiment"]["network"]["norm"] = "batch"
+        held["experiment"]["amplitude"]["region"] = "off"
+        (folder / "results.json").write_text(json.dumps(held))
+        assert f"each site keeps {layers}" in refusal(capsys, str(folder), "--data", str(sites_root))
     (other / BEST_MODEL).unlink()
     assert "no such checkpoint" in refusal(capsys, str(other), "--data", str(sites_root))

@@ -1,6 +1,6 @@
 """Finished cells without a run, for whatever compares them."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from harmofl.app.grid import Sweep, variations
@@ -67,17 +67,21 @@ def grid(
     sweeps: Sequence[Sweep] = (),
     left_out: Sequence[str] = (),
     missing: Callable[[Use], bool] = lambda use: False,
+    modelless: Collection[str] = (),
+    sites: Sequence[str] = ("A", "B"),
+    of_cell: Callable[[Use], dict[str, Any]] = lambda use: {},
     **changed: Any,
 ) -> GridResult:
-    """A grid of sites A and B in which `score` says how each use scores at each site."""
+    """A grid in which `score` says how each use scores at each site; `of_cell` changes a use's record."""
     experiment: Experiment = resolve(written)
     uses, records = [], {}
-    for number, use in enumerate(variations(methods, seeds, sweeps, left_out)):
+    asked = variations(methods, seeds, sweeps, left_out)
+    for number, use in enumerate(use for use in asked if not (use.left_out and use.method in modelless)):
         name = f"cell{number}"
         uses.append(use.model_copy(update={"cell": name}))
         if not missing(use):
-            sites = {site: score(use, site) for site in ("A", "B")}
-            records[name] = record(use, sites, experiment=experiment, **changed)
+            scores = {site: score(use, site) for site in sites}
+            records[name] = record(use, scores, **({"experiment": experiment} | changed | of_cell(use)))
     return GridResult(
         uses=uses,
         records=records,

@@ -128,6 +128,65 @@ def test_a_hospital_that_took_no_part(written: dict[str, Any]) -> None:
     assert any("took no part" in line for line in told.findings)
 
 
+@pytest.mark.parametrize("modelless", ["harmofl", "fedavg"])
+def test_a_method_without_a_model_for_others_has_no_score_there(
+    written: dict[str, Any], tmp_path: Path, modelless: str
+) -> None:
+    result = grid(written, ["fedavg", "harmofl"], SEEDS, scores, left_out=["A", "B"], modelless=[modelless])
+    told = summarize_grid(result)
+    rows = {row.method: row for row in told.left_out}
+    other = rows["fedavg" if modelless == "harmofl" else "harmofl"]
+    assert rows[modelless].verdict == "no_model" and other.verdict in ("reference", "no_scores")
+    assert rows[modelless].mean.mean is None and other.mean.mean is not None
+    assert rows[modelless].taking_part.mean is not None
+    assert f"{modelless} has no model for a hospital that took no part." in told.findings
+    write_comparison(told, result.records, None, tmp_path)
+    assert (
+        "has no model for a hospital that took no part: layers stay at its sites</td>"
+        in (tmp_path / "comparison.html").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("gain", "passes", "said"),
+    [
+        (0.02, 240, "harmofl scores higher at 2.0 times the passes of fedavg (--sweep training.local_epochs=1,2 shows"),
+        (0.02, 180, "harmofl scores higher at 1.5 times the passes of fedavg."),  # no whole epochs give 1.5 times
+        (-0.02, 60, "fedavg scores higher at 2.0 times the passes of harmofl."),
+        (0.02, 120, ""),
+        (-0.02, 240, ""),
+        (0.0, 240, ""),
+    ],
+)
+def test_a_better_score_at_more_compute_is_said_to_be_one(
+    written: dict[str, Any], gain: float, passes: int, said: str
+) -> None:
+    result = grid(
+        written,
+        ["fedavg", "harmofl"],
+        SEEDS,
+        lambda use, site: FEDAVG[use.seed] + gain * (use.method == "harmofl"),
+        of_cell=lambda use: {"passes": passes if use.method == "harmofl" else 120},
+    )
+    lines = [line for line in summarize_grid(result).findings if "Unequal compute" in line]
+    assert len(lines) == bool(said) and said in "".join(lines)
+
+
+def test_passes_stand_beside_the_score(written: dict[str, Any], tmp_path: Path) -> None:
+    result = grid(
+        written,
+        ["fedavg", "fedprox", "harmofl"],
+        [0],
+        scores,
+        of_cell=lambda use: {"passes": 240 if use.method == "harmofl" else 120},
+    )
+    write_comparison(summarize_grid(result), result.records, None, tmp_path)
+    page = (tmp_path / "comparison.html").read_text()
+    # the first row of a method: its name, score and passes
+    held = {method: page.split(f"<td>{method}</td>")[1].split("</td>")[1] for method in ("fedprox", "harmofl")}
+    assert held == {"fedprox": "<td>120", "harmofl": "<td>240<br><small>2.0 times</small>"}
+
+
 class Page(HTMLParser):
     """Text, and everything that a page would fetch."""
 

@@ -151,6 +151,26 @@ def test_a_site_that_joins_late_begins_with_the_initial_layers(
     assert caplog.text == "", "in round 0 that is as it should be"
 
 
+@pytest.mark.parametrize("method", ["fedbn", "local_only"])
+def test_what_a_late_site_has_not_trained_yet_is_not_scored(start: Start, method: str) -> None:
+    """A score with initial layers would count against the round that it joins, and for nothing at the end."""
+    toy = start(method)
+    received = ModelMessage(toy.weights, best_weights=toy.weights)
+    with pytest.raises(TrainingError, match="no model to score: federation.local_layers"):
+        toy.site("HK").evaluate(received, 1)
+    late = toy.site("HK").train(2, received, 0)
+    assert late.numbers["validation"] is None and late.numbers["loss"] is not None
+    assert toy.site("HK").train(3, received, 0).numbers["validation"] is not None
+    # round 0 was the best one, when this site was not there: its last layers go with that model
+    scores = toy.site("HK").evaluate(received, 0).numbers["test"]
+    np.testing.assert_equal(scores["best"], scores["final"])
+
+
+def test_in_round_0_every_site_scores_the_untrained_model(start: Start) -> None:
+    toy = start("fedbn")
+    assert toy.site("HK").train(0, ModelMessage(toy.weights)).numbers["validation"] is not None
+
+
 def test_c10_the_global_file_loads_and_says_that_it_has_no_usable_norm_layers(start: Start) -> None:
     toy = start("fedbn")
     toy.round(0)
