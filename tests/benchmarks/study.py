@@ -1,17 +1,18 @@
 """The study behind the jobs' defaults; STUDY.md beside this file has its rule, written before the first run.
 
     python -m tests.benchmarks.study screen -o STUDY      # or confirm, unseen, long, real
-    python -m tests.benchmarks.study table -o STUDY       # every finished run: a table of means, and STUDY/runs.csv
+    python -m tests.benchmarks.study collect -o STUDY     # every finished run, a line each, into STUDY/runs.csv
+    python -m tests.benchmarks.study_table                # its tables, from the runs in study.csv beside this file
 
-Each run is a cell of `harmofl compare`. Finished ones are kept; a stage goes on where it stopped.
+Each run is a cell of `harmofl compare`. Finished ones are kept; a stage goes on where it stopped. All stages but
+`screen` need the leaders that it found (`--leaders`).
 """
 
 import argparse
 import csv
 import json
 import sys
-from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -32,6 +33,7 @@ SCREENED, FRESH = (20, 21), (30, 31, 32)
 DEMO_EPOCHS = {"prostate": 3, "nuclei": 3, "camelyon17": 2}
 REGIONS = ("off", "dc", "low", "full", "site_gain")
 ALPHAS = (0.005, 0.05, 0.5)
+COLUMNS = ["stage", "task", "setting", "seed", "left_out", "score", "value", "passes", "best_round", "seconds"]
 
 
 @dataclass(frozen=True)
@@ -174,45 +176,23 @@ def score(run: Run, record: CellRecord) -> float:
     return float(np.mean([mean for mean in means if mean is not None]))
 
 
-def write_table(runs: Sequence[Run], folder: Path) -> None:
-    """Print means and differences to the first setting of each stage, task and site; write runs.csv."""
-    rows, held = [], defaultdict[tuple[str, str, str], dict[tuple[str, int], float]](dict)
-    for run in runs:
-        record = finished_record(cell_of(run, folder).plan)
-        if record is None:
-            continue
-        value = score(run, record)
-        rows.append([run.stage, run.task, run.setting.name, run.seed, run.left_out or "", record.key_score])
-        rows[-1] += [f"{value:.4f}", record.passes, record.best_round, record.seconds]
-        held[(run.stage, run.task, run.left_out or "")][run.setting.name, run.seed] = value
+def collect(runs: Sequence[Run], folder: Path) -> None:
+    """Write every finished run into runs.csv, a line each."""
     with (folder / "runs.csv").open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(
-            ["stage", "task", "setting", "seed", "left_out", "score", "value", "passes", "best_round", "seconds"]
-        )
-        writer.writerows(rows)
-    for (stage, task, without), values in held.items():
-        print(f"\n{stage} {task} {f'without {without}' if without else ''}")  # noqa: T201
-        _print_differences(values)
-    print(f"\n{len(rows)} runs")  # noqa: T201
-
-
-def _print_differences(values: Mapping[tuple[str, int], float]) -> None:
-    seeds = sorted({seed for _, seed in values})
-    for name in dict.fromkeys(name for name, _ in values):
-        points = [
-            100 * (values[name, seed] - values[key])
-            for seed in seeds
-            if (key := (REFERENCE.name, seed)) in values and (name, seed) in values
-        ]
-        own = " ".join(f"{values[name, seed]:.3f}" for seed in seeds if (name, seed) in values)
-        print(f"| {name} | {own} | {np.mean(points) if points else float('nan'):+.1f} |")  # noqa: T201
+        writer.writerow(COLUMNS)
+        for run in runs:
+            record = finished_record(cell_of(run, folder).plan)
+            if record is not None:
+                value = f"{score(run, record):.4f}"
+                told = [run.stage, run.task, run.setting.name, run.seed, run.left_out or "", record.key_score, value]
+                writer.writerow([*told, record.passes, record.best_round, record.seconds])
 
 
 def main() -> int:
     """Run a stage or print what there is."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("stage", choices=["screen", "confirm", "unseen", "long", "real", "table"])
+    parser.add_argument("stage", choices=["screen", "confirm", "unseen", "long", "real", "collect"])
     parser.add_argument("-o", "--output", type=Path, required=True)
     parser.add_argument("--leaders", type=json.loads, default=[], help='[["zscore", "site_gain", 0.05], ...]')
     options = parser.parse_args()
@@ -224,8 +204,8 @@ def main() -> int:
         first = leaders[0]
         stages |= {"confirm": confirm(leaders), "unseen": unseen(first), "long": long(first)}
         stages |= {"real": real(first, folder)}
-    if options.stage == "table":
-        write_table([run for runs in stages.values() for run in runs], folder)
+    if options.stage == "collect":
+        collect([run for runs in stages.values() for run in runs], folder)
         return 0
     cells = [cell_of(run, folder) for run in stages[options.stage]]
     waiting = [cell for cell in cells if finished_record(cell.plan) is None]
