@@ -104,6 +104,12 @@ def is_bundle(folder: Path) -> bool:
     return any(folder.glob(f"*/config/{MANIFEST}"))
 
 
+def unlisted_files(folder: Path) -> list[str]:
+    """Files in a bundle that its manifest does not list, but for what running its code leaves."""
+    listed = {name for path in folder.glob(f"*/config/{MANIFEST}") for name in _manifest(path)["files"]}
+    return [name for name in digests(folder) if name not in listed and "__pycache__" not in name]
+
+
 def copy_job(folder: Path, target: Path, changed: Mapping[str, Any]) -> None:
     """Copy a job without what is hidden or compiled, as a whole or not at all.
 

@@ -1,12 +1,15 @@
 """Apply an exported HarmoFL model to images: python apply.py IMAGE... -o DIR.
 
-This file stands alone: `harmofl export` puts it beside the model. It needs numpy, torch or onnxruntime as the model is
-TorchScript or ONNX, nibabel for volumes, pillow for pictures, monai for tissue. settings.json says what it takes.
+`harmofl export` puts this file beside the model, and with it the folder harmofl_data: the files of the package that
+read and check an image. Nothing else of the package is needed, but numpy, torch or onnxruntime as the model is
+TorchScript or ONNX, nibabel for volumes, pillow for pictures, monai for tissue. settings.json describes the model.
 """
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -61,32 +64,69 @@ def _onnx(path: Path, names: Sequence[str]) -> Run:
     return run
 
 
-def apply(exported: Exported, source: Path, output: Path) -> str:
-    """Predict one image; a mask goes into the folder `output`, the text that comes back says what was found."""
-    return {"prostate": _apply_volume, "nuclei": _apply_tissue, "camelyon17": _apply_patch}[exported.settings["task"]](
-        exported, source, output
-    )
+def apply_all(exported: Exported, images: Iterable[Path], output: Path) -> int:
+    """Predict every image and tell of each in one line; masks go into the folder `output`.
+
+    Returns:
+        how many images could not be used.
+    """
+    predict = {"prostate": _apply_volume, "nuclei": _apply_tissue, "camelyon17": _apply_patch}
+    failed = 0
+    for source in images:
+        try:
+            told = predict[exported.settings["task"]](exported, source, output)
+        except _reading("findings").CaseError as error:
+            told, failed = [str(error)], failed + 1
+        sys.stdout.write("".join(f"{line}\n" for line in told))
+    return failed
 
 
-def _apply_volume(exported: Exported, source: Path, output: Path) -> str:
+def _reading(name: str) -> Any:
+    """A file of harmofl_data: what comes to the network is read by the code that read the images of training."""
+    package = f"{__package__}." if __package__ else ""  # `scripts` of a bundle; a script finds what lies beside it
+    return import_module(f"{package}harmofl_data.{name}")
+
+
+def _apply_volume(exported: Exported, source: Path, output: Path) -> list[str]:
     import nibabel
     from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
 
-    image: Any = nibabel.load(source)
-    voxels = image.get_fdata(dtype=np.float32)
-    there = ornt_transform(io_orientation(image.affine), axcodes2ornt("LPS"))
-    slices = apply_orientation(voxels.reshape(voxels.shape[:3]), there).transpose(2, 1, 0)
+    slices, findings = _slices(source)
+    target = _free(output / f"{source.name.removesuffix('.gz').removesuffix('.nii')}_segmentation.nii.gz", source)
     logits = exported.logits(windows(slices, exported.settings))
     labels = resized(softmax(logits), *slices.shape[1:]).argmax(1).astype(np.uint8)
+    image: Any = nibabel.load(source)
     back = ornt_transform(axcodes2ornt("LPS"), io_orientation(image.affine))
     header = image.header.copy()
     header.set_data_dtype(np.uint8)
     header.set_slope_inter(1, 0)
-    target = output / f"{source.name.removesuffix('.gz').removesuffix('.nii')}_segmentation.nii.gz"
     nibabel.save(
         type(image)(np.ascontiguousarray(apply_orientation(labels.transpose(2, 1, 0), back)), None, header), target
     )
-    return f"{np.count_nonzero(labels)} voxels -> {target}"
+    return [*findings, f"{source.name}: {np.count_nonzero(labels)} voxels -> {target}"]
+
+
+def _slices(source: Path) -> tuple[Arrays, list[str]]:
+    """A volume (S, rows, columns) in left-posterior-superior order, checked as training checks it, and the findings."""
+    from nibabel.affines import voxel_sizes
+    from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
+
+    nifti, pairs, voxels = _reading("nifti"), _reading("pairs"), _reading("voxels")
+    image = nifti.open_volume(source)
+    try:
+        stored = np.asanyarray(image.dataobj).astype(np.float32).reshape(image.shape[:3])
+    except Exception as error:  # decoders raise a dozen types
+        raise nifti.decode_refusal(source, error) from None
+    there = ornt_transform(io_orientation(image.affine), axcodes2ornt("LPS"))
+    data = np.ascontiguousarray(apply_orientation(stored, there).transpose(2, 1, 0))
+    column, row, thickness = voxel_sizes(image.affine)[np.argsort(there[:, 0])].tolist()
+    spacing = (thickness, row, column)
+    scan = nifti.Scan(data, spacing, image.affine, "LPS", nifti.header_findings(source, image, spacing))
+    pairs.check_axial(source.name, scan)
+    slices, replaced = voxels.finite_image(data, source.name)
+    voxels.check_contrast(slices, source.name)
+    found = (*scan.findings, *replaced, *pairs.depth_findings(source.name, scan))
+    return slices, [str(finding) for finding in found]
 
 
 def windows(slices: Arrays, settings: dict[str, Any]) -> Arrays:
@@ -103,12 +143,13 @@ def windows(slices: Arrays, settings: dict[str, Any]) -> Arrays:
     return np.stack([slices[np.clip(np.arange(at - 1, at + 2), 0, depth - 1)] for at in range(depth)])
 
 
-def _apply_tissue(exported: Exported, source: Path, output: Path) -> str:
+def _apply_tissue(exported: Exported, source: Path, output: Path) -> list[str]:
     import torch
     from monai.inferers import sliding_window_inference
     from PIL import Image
 
-    picture = np.asarray(Image.open(source).convert("RGB"))
+    picture, findings = _reading("rasters").read_rgb(source, source.name)
+    target = _free(output / f"{source.stem}_mask.png", source)
     size, (rows, columns) = exported.settings["height"], picture.shape[:2]
     picture = np.pad(picture, ((0, max(size - rows, 0)), (0, max(size - columns, 0)), (0, 0)), mode="reflect")
 
@@ -118,17 +159,29 @@ def _apply_tissue(exported: Exported, source: Path, output: Path) -> str:
     whole = torch.from_numpy(picture.transpose(2, 0, 1).astype(np.float32) / 255)[None]
     found: Any = sliding_window_inference(whole, (size, size), 4, logits, overlap=0.25, mode="gaussian")
     labels = found[0, :, :rows, :columns].argmax(0).numpy().astype(np.uint8)
-    target = output / f"{source.stem}_mask.png"
     Image.fromarray(labels * np.uint8(255 if found.shape[1] == 2 else 1)).save(target)
-    return f"{100 * np.mean(labels > 0):.1f} % of the pixels -> {target}"
+    return [*map(str, findings), f"{source.name}: {100 * np.mean(labels > 0):.1f} % of the pixels -> {target}"]
 
 
-def _apply_patch(exported: Exported, source: Path, output: Path) -> str:
-    from PIL import Image
-
-    picture = np.asarray(Image.open(source).convert("RGB"))
+def _apply_patch(exported: Exported, source: Path, output: Path) -> list[str]:
+    picture, findings = _reading("rasters").read_rgb(source, source.name)
+    wanted = (exported.settings["height"], exported.settings["width"])
+    if picture.shape[:2] != wanted:
+        sizes = " instead of ".join(f"{width} x {height}" for height, width in (picture.shape[:2], wanted))
+        mend = "cut patches of the size and magnification of training"
+        message = f"the patch has {sizes} pixels (width x height)"
+        raise _reading("findings").refusal("patch_size", source.name, message, mend)
     shares = softmax(exported.logits(picture.transpose(2, 0, 1)[None].astype(np.float32) / 255))[0]
-    return ", ".join(f"{name} {share:.6f}" for name, share in zip(exported.settings["classes"], shares, strict=True))
+    named = zip(exported.settings["classes"], shares, strict=True)
+    return [*map(str, findings), f"{source.name}: {', '.join(f'{name} {share:.6f}' for name, share in named)}"]
+
+
+def _free(target: Path, source: Path) -> Path:
+    """The file for a mask, which may be where a mask drawn by hand lies."""
+    if target.exists() or target.is_symlink():
+        message = f"{target} exists already"
+        raise _reading("findings").refusal("exists", source.name, message, "name another folder with -o")
+    return target
 
 
 def resized(planes: Arrays, rows: int, columns: int) -> Arrays:
@@ -149,18 +202,16 @@ def softmax(logits: Arrays) -> Arrays:
     return raised / raised.sum(1, keepdims=True)
 
 
-def _run_from_the_command_line() -> None:
-    import sys
-
-    parser = argparse.ArgumentParser(description="Apply an exported HarmoFL model to images.")
+def _run_from_the_command_line() -> int:
+    parser = argparse.ArgumentParser(
+        description="Apply an exported HarmoFL model to images. Exit code 0, 1 where an image could not be used."
+    )
     parser.add_argument("images", type=Path, nargs="+", metavar="IMAGE")
     parser.add_argument("-o", "--output", type=Path, default=Path("predictions"), metavar="DIR")
     options = parser.parse_args()
     options.output.mkdir(parents=True, exist_ok=True)
-    exported = Exported(Path(__file__).resolve().parent)
-    for source in options.images:
-        sys.stdout.write(f"{source.name}: {apply(exported, source, options.output)}\n")
+    return int(apply_all(Exported(Path(__file__).resolve().parent), options.images, options.output) > 0)
 
 
 if __name__ == "__main__":
-    _run_from_the_command_line()
+    sys.exit(_run_from_the_command_line())

@@ -14,7 +14,17 @@ import yaml
 
 import harmofl
 from harmofl.app.job import Job, JobError, read_job
-from harmofl.job_folder import LEFT_OUT, MANIFEST, META, digests, experiment_path, is_bundle, read_json, write_json
+from harmofl.job_folder import (
+    LEFT_OUT,
+    MANIFEST,
+    META,
+    digests,
+    experiment_path,
+    is_bundle,
+    read_json,
+    unlisted_files,
+    write_json,
+)
 
 PACKAGE = Path(harmofl.__file__).parent
 CONFIGS = ("config_fed_server.json", "config_fed_client.json")
@@ -121,6 +131,8 @@ def components(node: Any) -> list[dict[str, Any]]:
 def _refuse_other_files(target: Path) -> None:
     if target.exists() and not is_bundle(target):
         raise JobError(f"{target}: is there and no bundle; remove it or choose another folder")
+    if target.exists() and (others := unlisted_files(target)):
+        raise JobError(f"{target}: holds {others[0]}, which is not of the bundle; move it or choose another folder")
 
 
 def _write(folder: Path, job: Job, settings: dict[str, Any], preinstalled: bool) -> int:

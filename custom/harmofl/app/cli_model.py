@@ -84,7 +84,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "--site", metavar="NAME", help="the hospital's folder in DATA, or its centers in metadata.csv"
     )
     evaluate.add_argument(
-        "-o", "--output", type=Path, default=Path(), metavar="DIR", help="receives evaluation.json (default: .)"
+        "-o", "--output", type=Path, default=Path(), metavar="DIR", help="for evaluation.json, not in DATA (default: .)"
     )
     _add_profile(evaluate)
 
@@ -115,4 +115,4 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
         metavar="DIR",
         help="take the own profile of all images in this folder of the hospital, not of each case (region site_gain)",
     )
-    command.add_argument("--force", action="store_true", help="overwrite answers that exist")
+    command.add_argument("--force", action="store_true", help="replace what an earlier call left, nothing else")

@@ -25,8 +25,9 @@ from harmofl.evidence.evaluation import (
     ModelRecord,
     by_case_summary,
     pooled_summary,
+    read_evaluation,
 )
-from harmofl.evidence.results import ScoreSummary
+from harmofl.evidence.results import ResultsError, ScoreSummary
 from harmofl.flare.state import write_text_atomically
 from harmofl.tasks import Predict
 from harmofl.tasks.single_images import SingleImage, image_use
@@ -52,16 +53,12 @@ def evaluate(
         1 where a file could not be used or nothing could be scored, else 0.
 
     Raises:
-        JobError: a mistake in the command: no such folder, or an evaluation.json that is there already.
+        JobError: a mistake in the command: no such folder, an `output` in it, or a file that must not be replaced.
     """
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
-    target = output / EVALUATION_FILE
-    if target.exists() and not force:
-        raise JobError(f"{target} exists already; name another folder with -o, or overwrite with --force")
-    if not data.is_dir():
-        raise JobError(f"{data} is no folder; name the folder of the hospital's images and annotations")
+    target = _usable_target(data, output, force)
     console.print(f"{model.label}, on {model.device.type}")
     own = hospital_profile(model, profile_of, console.print)
     started = time.monotonic()
@@ -81,6 +78,26 @@ def evaluate(
     write_text_atomically(record.model_dump_json(indent=2) + "\n", target)
     console.print(f"evaluation: {target} (names cases; it stays where the images are)")
     return int(not found.names or any(finding.severity == "error" for finding in found.findings))
+
+
+def _usable_target(data: Path, output: Path, force: bool) -> Path:
+    """The file to write: never among the hospital's images, and in place of nothing but an earlier evaluation."""
+    target = output / EVALUATION_FILE
+    if not data.is_dir():
+        raise JobError(f"{data} is no folder; name the folder of the hospital's images and annotations")
+    if output.resolve().is_relative_to(data.resolve()):
+        raise JobError(f"-o {output}: lies in the data folder {data}, which is never written to; name another with -o")
+    if output.exists() and not output.is_dir():
+        raise JobError(f"-o {output}: is a file; name a folder")
+    if not target.exists() and not target.is_symlink():
+        return target
+    if not force:
+        raise JobError(f"{target} exists already; name another folder with -o, or overwrite with --force")
+    try:
+        read_evaluation(target)
+    except ResultsError as error:
+        raise JobError(f"--force replaces an earlier evaluation only, and {error}; name another folder") from None
+    return target
 
 
 def _scores(model: LoadedModel, data: Path, site: str | None, own: Tensor | None, console: Console) -> SiteScores:

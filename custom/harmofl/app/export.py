@@ -2,11 +2,12 @@
 
 import copy
 import json
+import logging
 import math
-import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from torch import Tensor, nn
 
 from harmofl.app import apply_exported
 from harmofl.app.export_bundle import write_bundle
+from harmofl.app.export_folder import SETTINGS, check_place, put_in_place, write_code
 from harmofl.app.export_readme import readme
 from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel
@@ -27,6 +29,7 @@ from harmofl.tasks.single_images import class_names, image_use
 TOLERANCE = 1e-4  # largest difference of a probability
 LARGEST_BATCH = 4096
 ONNX_NEEDS = ("onnx", "onnxscript", "onnxruntime")
+OPERATORS = "torch.onnx._internal.exporter._registration"  # the logger that names operators which are not there
 FILES = {"torchscript": "model.ts", "onnx": "model.onnx", "monai-bundle": "model.ts"}
 
 
@@ -37,12 +40,11 @@ def export(model: LoadedModel, output: Path, form: str, *, profile_of: Path | No
         1 where a probability differs by more than 0.0001, in which case nothing is left, else 0.
 
     Raises:
-        JobError: the folder is there already, or a package is missing.
+        JobError: something is there that is not replaced, or a package is missing.
     """
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     console.print(model.label)
-    if output.exists() and not force:
-        raise JobError(f"-o {output}: exists already; name another folder, or overwrite with --force")
+    check_place(output, force=force)
     own = hospital_profile(model, profile_of, console.print)
     graph = ExportedGraph(model, own)
     output.parent.mkdir(parents=True, exist_ok=True)
@@ -53,12 +55,9 @@ def export(model: LoadedModel, output: Path, form: str, *, profile_of: Path | No
         if difference > TOLERANCE:
             console.print(f"not exported: more than {TOLERANCE:g} apart")
             return 1
-        if output.is_dir():
-            shutil.rmtree(output)
-        made.rename(output)
-    console.print(
-        f"{form} -> {output}; {output / 'docs' if form == 'monai-bundle' else output}/README.md says how to use it"
-    )
+        put_in_place(made, output)
+    page = (output / "docs" if form == "monai-bundle" else output) / "README.md"
+    console.print(f"{form} -> {output}; {page} says how to use it")
     return 0
 
 
@@ -123,16 +122,15 @@ def _write(graph: ExportedGraph, form: str, folder: Path) -> float:
     parts = folder / "models" if form == "monai-bundle" else folder
     parts.mkdir(parents=True)
     settings = {**graph.settings, "model": FILES[form]}
-    (parts / "settings.json").write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
+    (parts / SETTINGS).write_text(json.dumps(settings, indent=2) + "\n", encoding="utf-8")
     write = _write_onnx if form == "onnx" else _write_torchscript
     write(graph, parts / FILES[form])
     exported = apply_exported.Exported(parts)
     difference = graph.difference(lambda *inputs: torch.from_numpy(exported.run(*(part.numpy() for part in inputs))))
-    code = Path(apply_exported.__file__)
     if form == "monai-bundle":
-        write_bundle(graph.model, settings, graph.module, code, folder)
+        write_bundle(graph.model, settings, graph.module, folder)
     else:
-        shutil.copyfile(code, folder / "apply.py")
+        write_code(settings["task"], folder)
         (folder / "README.md").write_text(readme(graph.model, settings, form), encoding="utf-8")
     return difference
 
@@ -149,7 +147,7 @@ def _write_onnx(graph: ExportedGraph, path: Path) -> None:
     _need_onnx()
     batch, case = (torch.export.Dim(name, min=1, max=LARGEST_BATCH) for name in ("batch", "case"))
     inputs = graph.settings["inputs"]
-    with warnings.catch_warnings(), torch.no_grad():
+    with _torchvision_unmissed(), warnings.catch_warnings(), torch.no_grad():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             graph.module,
@@ -162,6 +160,21 @@ def _write_onnx(graph: ExportedGraph, path: Path) -> None:
         )
     assert program is not None, "the exporter of torch.export returns a program"
     program.save(str(path))
+
+
+@contextmanager
+def _torchvision_unmissed() -> Iterator[None]:
+    """Drop the exporter's lines about operators of torchvision, which no network here has; all others are shown."""
+    logger = logging.getLogger(OPERATORS)
+
+    def wanted(record: logging.LogRecord) -> bool:
+        return not record.getMessage().startswith("torchvision is not installed")
+
+    logger.addFilter(wanted)
+    try:
+        yield
+    finally:
+        logger.removeFilter(wanted)
 
 
 def _need_onnx() -> None:

@@ -1,7 +1,6 @@
 """A MONAI bundle: metadata, inference configuration, weights, graph and the code to apply it."""
 
 import json
-import shutil
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -9,11 +8,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from harmofl.app.export_readme import readme
+from harmofl.app.export_folder import write_code
+from harmofl.app.export_readme import counted, readme
 from harmofl.app.model_file import LoadedModel
 
 SCHEMA = "https://github.com/Project-MONAI/MONAI-extra-test-data/releases/download/0.8.1/meta_schema_20240725.json"
-REQUIRED = {"prostate": ("nibabel",), "nuclei": ("pillow",), "camelyon17": ("pillow",)}
+PICTURES = ("pillow", "tifffile", "imagecodecs")
+REQUIRED = {"prostate": ("nibabel",), "nuclei": PICTURES, "camelyon17": PICTURES}
 PAPER = (
     "Jiang M., Wang Z., Dou Q.: HarmoFL: Harmonizing Local and Global Drifts in Federated Learning on Heterogeneous "
     "Medical Images. AAAI 2022. https://arxiv.org/abs/2112.10775"
@@ -23,10 +24,10 @@ TEXTS = {
     "nuclei": ("Segmentation of nuclei in H&E images", "H&E", "*.[pt][ni][gf]*"),
     "camelyon17": ("Detection of tumor in patches of lymph nodes", "H&E", "*.png"),
 }
-LICENSE = "Weights: as agreed by the sites that trained them. scripts/apply.py: Apache-2.0.\n"
+LICENSE = "Weights: as agreed by the sites that trained them. scripts: Apache-2.0.\n"
 
 
-def write_bundle(model: LoadedModel, settings: dict[str, Any], module: nn.Module, code: Path, folder: Path) -> None:
+def write_bundle(model: LoadedModel, settings: dict[str, Any], module: nn.Module, folder: Path) -> None:
     """Write all of a bundle but models/model.ts and models/settings.json, which are there."""
     for name in ("configs", "docs", "scripts"):
         (folder / name).mkdir()
@@ -34,7 +35,7 @@ def write_bundle(model: LoadedModel, settings: dict[str, Any], module: nn.Module
     for name, content in (("metadata", metadata(model, settings)), ("inference", inference(model))):
         (folder / "configs" / f"{name}.json").write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
     (folder / "scripts" / "__init__.py").write_text("from . import apply as apply\n", encoding="utf-8")
-    shutil.copyfile(code, folder / "scripts" / "apply.py")
+    write_code(settings["task"], folder / "scripts")
     (folder / "docs" / "README.md").write_text(readme(model, settings, "monai-bundle"), encoding="utf-8")
     (folder / "docs" / "license.txt").write_text(LICENSE, encoding="utf-8")
 
@@ -54,8 +55,9 @@ def metadata(model: LoadedModel, settings: dict[str, Any]) -> dict[str, Any]:
         "optional_packages_version": {},
         "name": experiment.name,
         "task": what,
-        "description": f"{experiment.network.name} trained by HarmoFL over {checkpoint.next_round} federated rounds, "
-        f"with its amplitude step (intensity {experiment.amplitude.intensity}, region {experiment.amplitude.region})",
+        "description": f"{experiment.network.name} trained by method {experiment.method}, "
+        f"{counted(checkpoint.next_round, 'federated round')}, with its amplitude step "
+        f"(intensity {experiment.amplitude.intensity}, region {experiment.amplitude.region})",
         "authors": "the sites of the federation",
         "copyright": "the sites of the federation",
         "intended_use": "research; not a medical device",
@@ -110,5 +112,5 @@ def inference(model: LoadedModel) -> dict[str, Any]:
         "images": f"$sorted(Path(@dataset_dir).glob('{pattern}'))",
         "exported": "$apply.Exported(Path(@bundle_root) / 'models')",
         "initialize": ["$Path(@output_dir).mkdir(parents=True, exist_ok=True)"],
-        "run": ["$[apply.apply(@exported, image, Path(@output_dir)) for image in @images]"],
+        "run": ["$apply.apply_all(@exported, @images, Path(@output_dir))"],
     }

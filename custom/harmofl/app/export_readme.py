@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from harmofl.app.export_folder import READING
 from harmofl.app.model_file import LoadedModel
 
 INPUTS = {
@@ -10,7 +11,12 @@ INPUTS = {
     "nuclei": "Square tiles of an RGB picture in 0..1.",
     "camelyon17": "RGB patches in 0..1, of the magnification of training.",
 }
-NEEDS = {"prostate": "nibabel", "nuclei": "pillow torch monai", "camelyon17": "pillow"}
+NEEDS = {
+    "prostate": "nibabel",
+    "nuclei": "pillow tifffile imagecodecs torch monai",
+    "camelyon17": "pillow tifffile imagecodecs",
+}
+ENDINGS = {"prostate": ".nii.gz", "nuclei": ".tif", "camelyon17": ".png"}
 RUNTIME = {"torchscript": "torch", "monai-bundle": "torch monai fire", "onnx": "onnxruntime"}
 
 
@@ -18,30 +24,20 @@ def readme(model: LoadedModel, settings: dict[str, Any], form: str) -> str:
     """Markdown: what the model is, what it takes and gives, and how to run it."""
     experiment, checkpoint = model.experiment, model.checkpoint
     task, height, width = experiment.task, settings["height"], settings["width"]
-    endings = {"prostate": ".nii.gz", "nuclei": ".tif", "camelyon17": ".png"}[task]
-    packages = " ".join(dict.fromkeys(["numpy", *RUNTIME[form].split(), *NEEDS[task].split()]))
-    code = "scripts/apply.py" if form == "monai-bundle" else "apply.py"
-    run = (
-        "python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json "
-        "--dataset_dir IMAGES --output_dir PREDICTIONS"
-        if form == "monai-bundle"
-        else f"python apply.py image{endings} -o predictions"
-    )
-    sites = ", ".join(checkpoint.amplitude_sites) or "no site"
+    code = "`scripts` is" if form == "monai-bundle" else f"`apply.py` with `{READING}` beside it is"
     return f"""# {experiment.name}
 
-Task {task}, network {experiment.network.name}, trained by HarmoFL over {checkpoint.next_round} rounds;
+Task {task}, network {experiment.network.name}, method {experiment.method}, {counted(checkpoint.next_round, "round")};
 run {checkpoint.run_id}, experiment {checkpoint.experiment_hash}. For research; not a medical device.
 
 ## Run it
 
 ```bash
-pip install {packages}
-{run}
+{_commands(task, form)}
 ```
 
-`{code}` is all the code that is needed: it reads an image, prepares it as training did, runs `{settings["model"]}` and
-writes the answer.
+{code} all the code that is needed: it reads and checks an image, prepares it as training did, runs
+`{settings["model"]}` and writes the answer. An image that training would refuse is refused by one line.
 
 ## What the graph takes and gives
 
@@ -52,9 +48,35 @@ probabilities of {", ".join(settings["classes"])}. H, W = {height}, {width}.
 
 ## The amplitude step
 
-Inside the graph: intensity `{experiment.amplitude.intensity}`, region `{experiment.amplitude.region}`, global amplitude
-of {checkpoint.amplitude_images} images of {sites}. {_profile(model, settings)}
+{_amplitude(model, settings)}
 """
+
+
+def counted(number: int, what: str) -> str:
+    """A number with its noun: 1 round, 2 rounds."""
+    return f"{number} {what}{'s' * (number != 1)}"
+
+
+def _commands(task: str, form: str) -> str:
+    packages = " ".join(dict.fromkeys(["numpy", *RUNTIME[form].split(), *NEEDS[task].split()]))
+    if form == "monai-bundle":
+        run = (
+            "python -m monai.bundle run --config_file configs/inference.json --meta_file configs/metadata.json "
+            "--dataset_dir IMAGES --output_dir PREDICTIONS"
+        )
+    else:
+        run = f"python apply.py image{ENDINGS[task]} -o predictions"
+    return f"pip install {packages}\n{run}"
+
+
+def _amplitude(model: LoadedModel, settings: dict[str, Any]) -> str:
+    amplitude, checkpoint = model.experiment.amplitude, model.checkpoint
+    inside = f"Inside the graph: intensity `{amplitude.intensity}`, region `{amplitude.region}`"
+    if amplitude.region == "off":
+        return f"{inside}: the amplitude of an image stays as it is."
+    images, sites = counted(checkpoint.amplitude_images, "image"), checkpoint.amplitude_sites
+    origin = f" of {counted(len(sites), 'site')} ({', '.join(sites)})" if sites else ""
+    return f"{inside}, global amplitude of {images}{origin}.\n{_profile(model, settings)}".rstrip()
 
 
 def _inputs(settings: dict[str, Any], task: str) -> str:

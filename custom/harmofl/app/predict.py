@@ -17,6 +17,7 @@ from harmofl.flare.state import write_text_atomically
 from harmofl.tasks.single_images import Answer, ImageUse, SingleImage, image_use
 
 TABLE = "predictions.csv"
+Row = list[str]
 DIGITS = 6  # of a probability; the rounding of float32 stays below
 
 
@@ -53,24 +54,29 @@ def predict(
     rows, failed = [], 0
     for step in plan:
         try:
-            image = _read(use, step.source, model)
+            row = _predict_one(model, use, step, own, console)
         except CaseError as error:
             console.print(str(error.finding))
             failed += 1
-            continue
-        for finding in image.findings:
-            console.print(str(finding))
-        answer = _answer(model, image, own)
-        if step.target is None:
-            rows.append([step.source.name, *(f"{share:.{DIGITS}f}" for share in answer.probabilities)])
         else:
-            use.write(answer, step.source, step.target)
-        console.print(f"{step.source.name}: {answer.summary}{f' -> {step.target}' if step.target else ''}")
+            rows += [row] if use.columns else []
     if rows:
         _write_table(use, rows, output / TABLE)
         console.print(f"probabilities -> {output / TABLE}")
     console.print(f"{len(plan) - failed} of {len(plan)} images predicted")
     return int(failed > 0)
+
+
+def _predict_one(model: LoadedModel, use: ImageUse, step: Prediction, own: Tensor | None, console: Console) -> Row:
+    """Write the mask of an image where it has one, and return its row of the table."""
+    image = _read(use, step.source, model)
+    for finding in image.findings:
+        console.print(str(finding))
+    answer = _answer(model, image, own)
+    if step.target is not None:
+        use.write(answer, step.source, step.target)
+    console.print(f"{step.source.name}: {answer.summary}{f' -> {step.target}' if step.target else ''}")
+    return [step.source.name, *(f"{share:.{DIGITS}f}" for share in answer.probabilities)]
 
 
 def _read(use: ImageUse, path: Path, model: LoadedModel) -> SingleImage:
@@ -106,7 +112,20 @@ def _plan(use: ImageUse, images: Sequence[Path], output: Path, *, force: bool) -
     if present and not force:
         more = f" and {len(present) - 1} more" if len(present) > 1 else ""
         raise JobError(f"{present[0]}{more} exists already; name another folder, or overwrite with --force")
+    for target in present:
+        if not (use.is_answer(target) if target.name != TABLE else _is_table(use, target)):
+            raise JobError(
+                f"{target}: --force replaces earlier predictions only, which this is not; name another folder"
+            )
     return plan
+
+
+def _is_table(use: ImageUse, path: Path) -> bool:
+    try:
+        with path.open(encoding="utf-8") as file:
+            return file.readline().strip() == ",".join(["file", *use.columns])
+    except (OSError, ValueError):
+        return False
 
 
 def _write_table(use: ImageUse, rows: Sequence[Sequence[str]], path: Path) -> None:

@@ -30,11 +30,7 @@ def hospital_profile(model: LoadedModel, folder: Path | None, tell: Tell) -> Ten
     """
     if folder is None:
         return None
-    if not model.takes_profile:
-        region = model.experiment.amplitude.region
-        raise JobError(f"--profile-of: {model.path.name} has region {region}, which needs no profile; leave it out")
-    if not folder.is_dir():
-        raise JobError(f"--profile-of {folder}: is no folder; name one with images of the hospital")
+    _check_folder(model, folder)
     count = 0
 
     def inputs() -> Iterator[Tensor]:
@@ -55,6 +51,14 @@ def hospital_profile(model: LoadedModel, folder: Path | None, tell: Tell) -> Ten
         raise JobError(f"--profile-of {folder}: holds no image that can be read; {wanted} is wanted") from None
     tell(f"profile of {count} images in {folder}")
     return profile
+
+
+def _check_folder(model: LoadedModel, folder: Path) -> None:
+    if not model.takes_profile:
+        region = model.experiment.amplitude.region
+        raise JobError(f"--profile-of: {model.path.name} has region {region}, which needs no profile; leave it out")
+    if not folder.is_dir():
+        raise JobError(f"--profile-of {folder}: is no folder; name one with images of the hospital")
 
 
 def _images(model: LoadedModel, folder: Path) -> list[Path]:

@@ -49,22 +49,43 @@ def read_scan(path: Path) -> Scan:
     Raises:
         CaseError: if the file is missing, damaged, not a NIfTI volume, or not three-dimensional.
     """
-    header = _open(path)
-    _check_shape(path, header.shape)
-    _check_kind(path, header)
-    _check_affine(path, header.affine)
+    header = open_volume(path)
     try:
         scan = _loader()({"scan": str(path)})["scan"]
     except Exception as error:  # decoders raise a dozen types, and one bad file must not end a site's training
-        raise _decode_refusal(path, error) from error
+        raise decode_refusal(path, error) from error
     columns, rows, slices = (float(size) for size in scan.pixdim)
     return Scan(
         data=np.ascontiguousarray(scan.numpy()[0].transpose(2, 1, 0)),
         spacing=(slices, rows, columns),
         affine=scan.affine.numpy().astype(np.float64),
         orientation=_axis_codes(header.affine),
-        findings=(*_form_findings(path, header), *_spacing_findings(path, (slices, rows, columns))),
+        findings=header_findings(path, header, (slices, rows, columns)),
     )
+
+
+def open_volume(path: Path) -> Any:
+    """Open one NIfTI volume with nibabel and look at all but its voxels.
+
+    Raises:
+        CaseError: if the file is missing, damaged, not a NIfTI volume, or not three-dimensional.
+    """
+    image = _open(path)
+    _check_shape(path, image.shape)
+    _check_kind(path, image)
+    _check_affine(path, image.affine)
+    return image
+
+
+def header_findings(path: Path, image: Any, spacing: tuple[float, float, float]) -> tuple[Finding, ...]:
+    """What a person should know about the header of a volume; `spacing` in mm, order slice, row, column."""
+    return (*_form_findings(path, image), *_spacing_findings(path, spacing))
+
+
+def decode_refusal(path: Path, error: BaseException) -> CaseError:
+    """The error for voxels that a decoder stopped at."""
+    message = f"its voxels cannot be decoded, the file is damaged or cut short ({_cause(error)})"
+    return refusal("damaged_file", path.name, message, COPY_AGAIN)
 
 
 def corner_distance(first: np.ndarray, second: np.ndarray, shape: tuple[int, int, int]) -> float:
@@ -134,7 +155,7 @@ def _check_stream(path: Path) -> None:
             while stream.read(1 << 22):
                 pass
     except (OSError, EOFError, zlib.error) as error:
-        raise _decode_refusal(path, error) from None
+        raise decode_refusal(path, error) from None
 
 
 def _check_shape(path: Path, shape: tuple[int, ...]) -> None:
@@ -203,11 +224,6 @@ def _first_bytes(path: Path) -> bytes:
     except OSError as error:
         message = f"the file cannot be opened ({error.strerror})"
         raise refusal("unreadable_file", path.name, message, "check its permissions") from None
-
-
-def _decode_refusal(path: Path, error: BaseException) -> CaseError:
-    message = f"its voxels cannot be decoded, the file is damaged or cut short ({_cause(error)})"
-    return refusal("damaged_file", path.name, message, COPY_AGAIN)
 
 
 def _cause(error: BaseException) -> str:

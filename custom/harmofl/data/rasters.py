@@ -37,9 +37,6 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     * Orientation of EXIF or TIFF: applied, with a notice.
     * More than 64 million pixels: refused before they are decoded.
 
-    The checksums of a PNG file are verified: its pixels decode without them too, but wrongly. A TIFF compression that
-    Pillow does not know is decoded by tifffile with imagecodecs. The file is only read.
-
     Args:
         path: the file.
         subject: name of the file in findings.
@@ -58,14 +55,23 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
             return _decode(path, subject)
     except CaseError:
         raise
-    except PermissionError as error:
-        raise refusal("unreadable_image", subject, "the file may not be opened", "check its permissions") from error
     except Exception as error:  # decoders raise whatever a damaged file makes them run into
-        message = f"not a readable image ({type(error).__name__}: {str(error).replace(str(path), subject)[:120]})"
-        raise refusal("unreadable_image", subject, message, "copy or export it again") from error
+        raise _unreadable(path, subject, error) from error
+
+
+def _unreadable(path: Path, subject: str, error: Exception) -> CaseError:
+    if isinstance(error, PermissionError):
+        return refusal("unreadable_image", subject, "the file may not be opened", "check its permissions")
+    message = f"not a readable image ({type(error).__name__}: {str(error).replace(str(path), subject)[:120]})"
+    return refusal("unreadable_image", subject, message, "copy or export it again")
 
 
 def _decode(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
+    """Decode a file that is only read.
+
+    The checksums of a PNG file are verified: its pixels decode without them too, but wrongly. A TIFF compression that
+    Pillow does not know is decoded by tifffile with imagecodecs.
+    """
     if path.stat().st_size == 0:
         raise refusal("unreadable_image", subject, "the file is empty", "copy or export it again")
     try:

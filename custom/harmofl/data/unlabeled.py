@@ -14,6 +14,8 @@ from harmofl.data.pairs import ImagePair, check_axial, depth_findings
 from harmofl.data.volumes import VolumeSettings, fit_image
 from harmofl.data.voxels import check_contrast, finite_image
 
+WRITER = b"labels by harmofl"  # in the header of every mask that was predicted
+
 
 @dataclass(frozen=True, eq=False)
 class FittedScan:
@@ -101,7 +103,7 @@ def write_labels(labels_SHW: np.ndarray, source: Path, target: Path) -> None:
     header.set_data_dtype(np.uint8)
     header.set_slope_inter(1, 0)
     header["cal_min"], header["cal_max"] = 0, 1
-    header["descrip"] = b"labels by harmofl"
+    header["descrip"] = WRITER
     header.extensions.clear()
     part = target.with_name(f".part-{target.name}")
     try:
@@ -109,3 +111,14 @@ def write_labels(labels_SHW: np.ndarray, source: Path, target: Path) -> None:
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
+
+
+def wrote_labels(path: Path) -> bool:
+    """Whether a file is one that `write_labels` left, and no mask drawn by hand."""
+    import nibabel
+
+    try:
+        image: Any = nibabel.load(path)
+        return image.header["descrip"].item() == WRITER
+    except Exception:  # whatever is no such file
+        return False

@@ -258,6 +258,7 @@ def _take_best_model(path: Path, run: ServerRun) -> None:
         return
     if not path.is_file():
         raise StateError(f"{path}: the best model so far must lie beside the checkpoint; copy it there")
+    Checkpoint.load(path)  # a damaged one would end the job only after its last round
     shutil.copyfile(path, run.folder / BEST_MODEL)
     run.keep(BEST_MODEL)
 

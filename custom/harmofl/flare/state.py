@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 import tempfile
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -73,12 +74,17 @@ def write_text_atomically(text: str, path: Path) -> None:
 
 
 def _load(path: Path) -> Any:
+    """Read what `save_atomically` wrote; torch.load itself takes flipped bytes of a tensor as they are."""
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with zipfile.ZipFile(path) as archive:
+            spoiled = archive.testzip()
+        if spoiled is None:
+            return torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise StateError(
             f"{path.name} cannot be read ({type(error).__name__}); it is damaged or no HarmoFL file"
         ) from None
+    raise StateError(f"{path.name} is damaged (the checksum of {spoiled} in it differs); copy it again")
 
 
 class SiteState:

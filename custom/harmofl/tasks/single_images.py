@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import torch
 from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from harmofl.data.findings import Finding, refusal
@@ -17,7 +18,7 @@ from harmofl.data.nuclei import MASK_STEM as PICTURE_MASK_STEM
 from harmofl.data.patches import LABELS
 from harmofl.data.rasters import read_rgb
 from harmofl.data.tiles import NucleiTiles, image_tensor, whole_image_logits
-from harmofl.data.unlabeled import FittedScan, labels_on_grid, read_fitted_scan, write_labels
+from harmofl.data.unlabeled import FittedScan, labels_on_grid, read_fitted_scan, write_labels, wrote_labels
 from harmofl.data.windows import image_windows
 from harmofl.tasks import Predict, reader_settings
 from harmofl.tasks.nuclei import CLASSES, NucleiReader
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from harmofl.experiment import Experiment
 
 PICTURES = (".png", ".tif", ".tiff", ".jpg", ".jpeg", ".bmp", ".svs")
+WRITER = "harmofl predict"  # stands in every PNG mask
 AT_ONCE = 16  # inputs of one image held as tensors
 # Colors of background and cell types: a picture of indices holds labels for programs and shows colors to people.
 PALETTE = (0, 0, 0, 230, 25, 75, 60, 180, 75, 0, 130, 200, 255, 225, 25)
@@ -90,6 +92,9 @@ class ImageUse(Protocol):
     def result(self, path: Path) -> str:
         """Name of the file that receives the mask."""
 
+    def is_answer(self, path: Path) -> bool:
+        """Whether `write` left this file, and nobody drew it by hand."""
+
     def read(self, path: Path, experiment: "Experiment") -> SingleImage:
         """Read one file by the rules of training.
 
@@ -149,6 +154,9 @@ class _Scans:
     def result(self, path: Path) -> str:
         return f"{self.stem(path)}_segmentation.nii.gz"
 
+    def is_answer(self, path: Path) -> bool:
+        return wrote_labels(path)
+
     def read(self, path: Path, experiment: "Experiment") -> _Scan:
         return _Scan(read_fitted_scan(path, volume_settings(experiment)))
 
@@ -194,6 +202,13 @@ class _Pictures:
     def result(self, path: Path) -> str:
         return f"{path.stem}_mask.png"
 
+    def is_answer(self, path: Path) -> bool:
+        try:
+            with Image.open(path, formats=("PNG",)) as picture:
+                return picture.info.get("Software") == WRITER
+        except (OSError, ValueError):
+            return False
+
 
 class _Tissues(_Pictures):
     def read(self, path: Path, experiment: "Experiment") -> _Tissue:
@@ -205,9 +220,11 @@ class _Tissues(_Pictures):
         picture = Image.fromarray(labels * np.uint8(255 if answer.classes == 1 else 1))
         if answer.classes > 1:
             picture.putpalette(PALETTE)
+        written = PngInfo()
+        written.add_text("Software", WRITER)
         part = target.with_name(f".part-{target.name}")
         try:
-            picture.save(part, format="PNG")
+            picture.save(part, format="PNG", pnginfo=written)
             part.replace(target)
         finally:
             part.unlink(missing_ok=True)

@@ -152,6 +152,18 @@ def test_a_folder_that_is_no_bundle_is_left_alone(
     assert "is there and no bundle; remove it" in refused(job, tmp_path / "dist", capsys)
 
 
+def test_what_somebody_put_into_a_bundle_is_not_removed(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    made = bundled(job, tmp_path / "dist")
+    (made / "app" / "custom" / "__pycache__").mkdir()
+    (made / "app" / "custom" / "__pycache__" / "a.pyc").write_bytes(b"x")
+    bundled(job, tmp_path / "dist")
+    (made / "app" / "contract.pdf").write_bytes(b"signed")
+    capsys.readouterr()
+    assert "holds app/contract.pdf, which is not of the bundle; move it" in refused(job, tmp_path / "dist", capsys)
+
+
 def test_the_job_itself_is_not_written_to(job: Path, tmp_path: Path) -> None:
     before = files_of(job)
     bundled(job, tmp_path / "dist")

@@ -183,6 +183,38 @@ def test_mistakes_are_refused(prostate_model: ModelOfTask, tmp_path: Path, capsy
     assert "no data for site UCL" in capsys.readouterr().err
 
 
+def test_the_data_folder_is_never_written_to(
+    prostate_model: ModelOfTask,
+    copied: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    command = ["evaluate", "--model", str(prostate_model.path)]
+    before = sorted(copied.iterdir())
+    monkeypatch.chdir(copied)
+    for more in (["."], [str(copied)], [".", "-o", "scores"], [str(tmp_path), "--site", "hospital", "-o", "."]):
+        assert main([*command, *more]) == 2
+        told = capsys.readouterr().err
+        assert "which is never written to; name another with -o" in told and told.count("\n") == 1
+    assert sorted(copied.iterdir()) == before
+
+
+def test_only_an_earlier_evaluation_is_overwritten(
+    prostate_model: ModelOfTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "evaluation.json").write_text('{"course": "anatomy", "grade": 1}')
+    command = ["evaluate", "--model", str(prostate_model.path), str(prostate_model.folder), "-o", str(tmp_path)]
+    assert main([*command, "--force"]) == 2
+    told = capsys.readouterr().err
+    assert "--force replaces an earlier evaluation only" in told and told.count("\n") == 1
+    assert "anatomy" in (tmp_path / "evaluation.json").read_text()
+    (tmp_path / "evaluation.json").unlink()
+    for more in ([], ["--force"]):
+        assert main([*command, *more]) == 0
+    assert len(read_evaluation(tmp_path / "evaluation.json").names) == 5
+
+
 def test_the_record_says_what_was_evaluated(prostate_model: ModelOfTask, tmp_path: Path) -> None:
     _, found = evaluate(prostate_model, prostate_model.folder, tmp_path)
     model = load_model(prostate_model.path)

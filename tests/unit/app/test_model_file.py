@@ -133,6 +133,20 @@ def test_a_missing_and_a_damaged_file_are_refused(prostate_model: ModelOfTask, t
         load_model(cut)
 
 
+def test_a_file_with_flipped_bytes_does_not_predict(
+    prostate_model: ModelOfTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = bytearray(prostate_model.path.read_bytes())
+    middle = slice(len(whole) // 2, len(whole) // 2 + 64)
+    whole[middle] = bytes(255 - byte for byte in whole[middle])
+    (tmp_path / "flipped.pt").write_bytes(whole)
+    command = ["predict", "--model", str(tmp_path / "flipped.pt"), str(prostate_model.images[0])]
+    assert main([*command, "-o", str(tmp_path / "out")]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith("harmofl predict: flipped.pt is damaged (the checksum of ") and told.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_model_of_another_task_is_refused_by_name(
     nuclei_model: ModelOfTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -170,25 +170,54 @@ def test_a_patch_of_another_size_is_refused(
     assert not (tmp_path / "out" / "predictions.csv").exists()
 
 
-def test_nothing_is_overwritten_unless_asked(
+def test_predictions_are_not_overwritten_unless_asked(
     prostate_model: ModelOfTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     image, target = prostate_model.images[0], tmp_path / "Case00_segmentation.nii.gz"
-    target.write_text("drawn by hand")
+    assert predict(prostate_model, [image], tmp_path) == 0
+    written = target.stat().st_mtime_ns
     assert predict(prostate_model, [image], tmp_path) == 2
-    assert "exists already" in capsys.readouterr().err and target.read_text() == "drawn by hand"
+    assert "exists already" in capsys.readouterr().err and target.stat().st_mtime_ns == written
     assert predict(prostate_model, [image], tmp_path, "--force") == 0
-    assert nibabel.load(target).shape == nibabel.load(image).shape
+    assert target.stat().st_mtime_ns > written and nibabel.load(target).shape == nibabel.load(image).shape
 
 
-def test_a_link_over_an_image_is_replaced_not_followed(prostate_model: ModelOfTask, tmp_path: Path) -> None:
+@pytest.mark.parametrize("task", ["prostate", "nuclei", "camelyon17"])
+def test_only_predictions_are_overwritten(
+    task: str, request: pytest.FixtureRequest, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A mask drawn by hand has the name that a prediction would have."""
+    model: ModelOfTask = request.getfixturevalue(f"{task}_model")
+    image = model.images[0]
+    assert predict(model, [image], tmp_path / "first") == 0
+    (target,) = (tmp_path / "first").iterdir()
+    assert predict(model, [image], tmp_path / "first", "--force") == 0
+    capsys.readouterr()
+    if task == "prostate":
+        mask = nibabel.load(target)
+        nibabel.save(nibabel.Nifti1Image(np.asarray(mask.dataobj), mask.affine), target)
+    elif task == "nuclei":
+        Image.fromarray(np.asarray(Image.open(target))).save(target)
+    else:
+        target.write_text("patient,consent\n1,yes\n")
+    before = target.read_bytes()
+    assert predict(model, [image], tmp_path / "first", "--force") == 2
+    told = capsys.readouterr().err
+    assert f"{target}: --force replaces earlier predictions only" in told and told.count("\n") == 1
+    assert target.read_bytes() == before
+
+
+def test_a_link_over_an_image_is_not_followed(
+    prostate_model: ModelOfTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     image = tmp_path / "in" / "Case00.nii.gz"
     image.parent.mkdir()
     shutil.copy(prostate_model.images[0], image)
     before, output = digests(image.parent), tmp_path / "out"
     output.mkdir()
     (output / "Case00_segmentation.nii.gz").symlink_to(image)
-    assert predict(prostate_model, [image], output, "--force") == 0
+    assert predict(prostate_model, [image], output, "--force") == 2
+    assert "replaces earlier predictions only" in capsys.readouterr().err
     assert digests(image.parent) == before
 
 

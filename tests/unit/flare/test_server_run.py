@@ -149,6 +149,10 @@ def test_the_best_model_so_far_comes_along(stored, weights) -> None:
     resumed.best_round = 1
     _take_best_model(kept, resumed)
     assert (resumed.folder / BEST_MODEL).read_bytes() == (resumed.store / BEST_MODEL).read_bytes() == best
+    kept.write_bytes(best[: len(best) // 2])
+    with pytest.raises(StateError, match=f"{BEST_MODEL} cannot be read"):
+        _take_best_model(kept, resumed)
+    assert (resumed.folder / BEST_MODEL).read_bytes() == best
     kept.unlink()
     with pytest.raises(StateError, match="must lie beside the checkpoint"):
         _take_best_model(kept, resumed)

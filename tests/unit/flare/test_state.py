@@ -163,6 +163,24 @@ def test_a_damaged_state_is_named(tmp_path, damage):
     assert str(tmp_path) not in str(caught.value)
 
 
+def flip(path, count=64):
+    """Flip all bits of some bytes in the middle of a file, as a disk or a copy may do."""
+    whole = bytearray(path.read_bytes())
+    start = len(whole) // 2
+    whole[start : start + count] = bytes(255 - byte for byte in whole[start : start + count])
+    path.write_bytes(whole)
+
+
+def test_a_state_with_flipped_bytes_is_named(tmp_path):
+    site = SiteState(tmp_path, "run1")
+    site.save_round(3, {"moments": torch.zeros(10_000)})  # 40 kB of the file, so that its middle is in them
+    path = tmp_path / "run1" / "round_000003.pt"
+    flip(path)
+    assert not torch.equal(torch.load(path, weights_only=True)["moments"], torch.zeros(10_000)), "torch says nothing"
+    with pytest.raises(StateError, match=r"^round_000003.pt is damaged \(the checksum of \S+ in it differs\); [^\n]+$"):
+        site.load_round(3)
+
+
 class Evil:
     def __reduce__(self):
         return (os.system, ("true",))
@@ -242,4 +260,14 @@ def test_a_damaged_checkpoint_is_refused(tmp_path):
     whole = (tmp_path / "model.pt").read_bytes()
     (tmp_path / "model.pt").write_bytes(whole[: len(whole) // 2])
     with pytest.raises(StateError, match="model.pt cannot be read"):
+        Checkpoint.load(tmp_path / "model.pt")
+
+
+@pytest.mark.parametrize("part", ["model", "amplitude"])
+def test_a_checkpoint_with_flipped_bytes_is_refused(tmp_path, part):
+    large = torch.zeros(10_000)
+    checkpoint(**{part: {"w": large} if part == "model" else large}).save(tmp_path / "model.pt")
+    Checkpoint.load(tmp_path / "model.pt")
+    flip(tmp_path / "model.pt")
+    with pytest.raises(StateError, match="model.pt is damaged"):
         Checkpoint.load(tmp_path / "model.pt")
