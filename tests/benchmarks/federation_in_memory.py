@@ -3,8 +3,11 @@
 from collections.abc import Iterable
 from pathlib import Path
 
+import numpy as np
+
 from harmofl.experiment import Experiment
 from harmofl.flare.in_process import InProcessFederation
+from harmofl.flare.wire import ModelMessage
 from harmofl.tasks import load_task
 
 
@@ -13,8 +16,18 @@ def scores_by_round(experiment: Experiment, sites: Iterable[str], folder: Path) 
     federation, key = InProcessFederation(experiment, sites, folder), load_task(experiment).key_score
     if federation.run_state.gathers_before_training:
         federation.gather_amplitude()
-    scores = [federation.mean_scores(key)]
+    scores = [_mean_scores(federation, key)]
     for round_number in range(experiment.federation.rounds):
         federation.train_round(round_number)
-        scores.append(federation.mean_scores(key))
+        scores.append(_mean_scores(federation, key))
+    return scores
+
+
+def _mean_scores(federation: InProcessFederation, key_score: str) -> dict[str, float]:
+    """Mean of a score of the present model over the test cases of each site."""
+    received, scores = ModelMessage(federation.weights, federation.run_state.amplitude), {}
+    for site in federation.run_state.expected:
+        numbers = federation.participants[site].evaluate(received, federation.run_state.best_round).numbers
+        pooled = numbers["pooled"]["final"].get(key_score)
+        scores[site] = float(pooled[0] if pooled else np.nanmean(numbers["test"]["final"][key_score]))
     return scores

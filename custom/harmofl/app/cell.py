@@ -101,7 +101,8 @@ def _measure(plan: CellPlan) -> CellRecord:
         should_stop=lambda: parent is not None and not parent.is_alive(),
     )
     finished = federation.run()
-    return _record(plan, experiment, federation, finished, started)
+    seconds = round(time.monotonic() - started, 1)  # what explains the run is not the method's cost
+    return _record(plan, experiment, federation, finished, seconds)
 
 
 def _record(
@@ -109,7 +110,7 @@ def _record(
     experiment: "Experiment",
     federation: "InProcessFederation",
     finished: "FinishedRun",
-    started: float,
+    seconds: float,
 ) -> CellRecord:
     from harmofl.app.explanation import amplitude_distances, landscape_of
     from harmofl.flare.record import scores_of
@@ -140,7 +141,7 @@ def _record(
         landscape=landscape_of(federation, finished) if plan.landscape else None,
         test_over_training=_test_over_training(results),
         passes=steps * (2 if experiment.perturbation.alpha > 0 else 1),
-        seconds=round(time.monotonic() - started, 1),
+        seconds=seconds,
     )
 
 

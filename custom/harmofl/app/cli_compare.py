@@ -3,6 +3,8 @@
 import argparse
 from pathlib import Path
 
+DEFAULT_FOLDER = Path("comparison")
+
 
 def add_compare(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]",
@@ -43,10 +45,21 @@ def add_compare(
 
 def _add_places(command: argparse.ArgumentParser) -> None:
     data = command.add_mutually_exclusive_group()
-    data.add_argument("--data", type=Path, metavar="ROOT", help="folder of the sites' folders (HARMOFL_DATA_ROOT)")
+    data.add_argument(
+        "--data",
+        type=Path,
+        metavar="ROOT",
+        help="folder of the sites' folders (HARMOFL_DATA_ROOT); without either and where the job names none, synthetic "
+        "data as with --demo",
+    )
     data.add_argument("--demo", action="store_true", help="synthetic data, whatever HARMOFL_DATA_ROOT says")
     command.add_argument(
-        "-o", "--output", type=Path, required=True, metavar="DIR", help="receives the page and a folder a run"
+        "-o",
+        "--output",
+        type=Path,
+        default=DEFAULT_FOLDER,
+        metavar="DIR",
+        help="receives the page and a folder a run (default: ./comparison, gone on with where it is there)",
     )
     command.add_argument(
         "--processes", type=_count, metavar="N", help="runs at a time (default: all that fit into cores and memory)"
@@ -55,7 +68,8 @@ def _add_places(command: argparse.ArgumentParser) -> None:
 
 def run_compare(options: argparse.Namespace) -> int:
     """Do what the parsed command line asks for."""
-    from harmofl.app.compare import Request, compare
+    from harmofl.app.compare import compare
+    from harmofl.app.grid_plan import Request
 
     return compare(
         Request(

@@ -54,12 +54,14 @@ class Grid:
         uses: where it stands.
         fixed: methods by the swept key that they set.
         not_left_out: by method why it is not scored at hospitals that took no part.
+        controls: by method the name of plain averaging on its network, where the reference has another network.
     """
 
     cells: tuple[Cell, ...]
     uses: tuple[Use, ...]
     fixed: Mapping[str, tuple[str, ...]]
     not_left_out: Mapping[str, str]
+    controls: Mapping[str, str]
 
 
 def variations(

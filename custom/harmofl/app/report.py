@@ -4,6 +4,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from harmofl.app.cell import RUN
 from harmofl.app.job import JobError
 from harmofl.app.verdict import run_folder
 from harmofl.app.watch import server_run_folder
@@ -77,7 +78,7 @@ def find_run(run: Path) -> Path:
     Raises:
         JobError: there is none; says why where the run left a reason.
     """
-    places = (run, run_folder(run), server_run_folder(run), run / "app_server")
+    places = (run, run_folder(run), server_run_folder(run), run / "app_server", run / RUN)
     for place in places:
         if (place / RESULTS_FILE).is_file():
             return place
@@ -85,7 +86,9 @@ def find_run(run: Path) -> Path:
     if reason:
         raise JobError(f"{run}: the run failed before it had results: {reason}")
     if not run.is_dir():
-        raise JobError(f"{run}: is no folder; name a simulator workspace, a downloaded job or its app_server")
+        raise JobError(
+            f"{run}: is no folder; name a simulator workspace, a downloaded job, its app_server or a comparison's run"
+        )
     raise JobError(f"{run}: holds no {RESULTS_FILE}; did the run finish?")
 
 

@@ -8,10 +8,15 @@ import numpy as np
 
 DRAWS = 2000  # bootstrap samples: a 2.5 % quantile then has a standard error below a tenth of the interval's width
 
+ROUNDING = 1e-12  # of the scores: differences that vary by less are equal but for the rounding of their means
+
 
 @dataclass(frozen=True)
 class PairedDifference:
-    """Mean difference of pairs with a 95 % interval and a two-sided p value; None where they are undefined."""
+    """Mean difference of pairs with a 95 % interval and a two-sided p value; None where they are undefined.
+
+    Pairs that all differ by the same amount, other than 0, have neither: see `paired_difference`.
+    """
 
     mean: float | None
     low: float | None
@@ -24,7 +29,9 @@ def paired_difference(one: Sequence[float], other: Sequence[float], overlap: flo
     """Student's t over pairs, `one` minus `other`.
 
     With few pairs a bootstrap over them is far too narrow (three pairs have ten different resamples), while Student's
-    quantile for their number is right for normal differences: 4.3 with three pairs.
+    quantile for their number is right for normal differences: 4.3 with three pairs. It takes the differences for draws
+    of a normal distribution whose deviation they show. Equal ones, such as of scores that count few pixels, show none:
+    the interval would have no width and p would be 0, sure of what two or three pairs cannot know. They get neither.
 
     Args:
         one: a score a repetition.
@@ -43,8 +50,10 @@ def paired_difference(one: Sequence[float], other: Sequence[float], overlap: flo
     from scipy.stats import t
 
     error = float(differences.std(ddof=1)) * sqrt(1 / count + overlap)
-    if error == 0:  # methods that are one and the same, or differ by a constant
-        return PairedDifference(mean, mean, mean, 1.0 if mean == 0 else 0.0, count)
+    if not differences.any():  # methods that are one and the same
+        return PairedDifference(0.0, 0.0, 0.0, 1.0, count)
+    if float(np.ptp(differences)) <= ROUNDING * max(abs(value) for pair in pairs for value in pair):
+        return PairedDifference(mean, None, None, None, count)
     half = float(t.ppf(0.975, count - 1)) * error
     return PairedDifference(mean, mean - half, mean + half, float(2 * t.sf(abs(mean) / error, count - 1)), count)
 

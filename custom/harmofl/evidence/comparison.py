@@ -1,5 +1,7 @@
 """The schema of a cell of a comparison (cell.json) and of comparison.json."""
 
+import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Literal
 
@@ -8,7 +10,18 @@ from harmofl.evidence.results import Record, ScoreSummary, read_record
 CELL_FILE = "cell.json"
 COMPARISON_FILE, TABLE_FILE, PAGE_FILE = "comparison.json", "comparison.csv", "comparison.html"
 
-Verdict = Literal["reference", "better", "worse", "unclear", "no_evidence", "same", "one_seed", "no_scores", "no_model"]
+Verdict = Literal[
+    "reference",
+    "better",
+    "worse",
+    "unclear",
+    "no_evidence",
+    "no_spread",
+    "same",
+    "one_seed",
+    "no_scores",
+    "no_model",
+]
 
 
 class CellKey(Record):
@@ -37,10 +50,15 @@ class DriftRecord(Record):
 
 
 class LocalCurves(Record):
-    """Loss of a site's model after the last round's training, along one direction."""
+    """Loss of a site's model after the last round's training.
+
+    Attributes:
+        own_images: on the site's images, along the first direction.
+        all_images: at the model itself, mean over the images of all sites.
+    """
 
     own_images: list[float | None]
-    all_images: list[float | None]
+    all_images: float | None
 
 
 class Landscape(Record):
@@ -73,6 +91,7 @@ class CellRecord(Record):
         amplitude_distance: mean distance between sites of their log amplitude profiles, by step of the normalization.
         test_over_training: mean over sites of test over training cases.
         passes: forward-backward passes over batches, all sites and rounds together.
+        seconds: of the run with its evaluation, without what explains it.
     """
 
     format: Literal[1]
@@ -130,6 +149,14 @@ class Difference(Record):
     case_high: float | None
 
 
+class Control(Record):
+    """A method minus plain averaging on the same network, which is the row `name`."""
+
+    name: str
+    difference: Difference
+    verdict: Verdict
+
+
 class MethodSummary(Record):
     """One method over all seeds.
 
@@ -141,9 +168,10 @@ class MethodSummary(Record):
         worst: of the lowest site of each seed; `worst_site` has the lowest mean.
         final_model: mean over sites of the last model instead of the best one.
         curve: validation score of the untrained model and after each round.
-        drift, drift_dispersion, cosine: by round.
+        drift, cosine: by round.
         amplitude_distance: by step of the normalization, over seeds.
         sharpness: of the cells with a landscape.
+        control: of a method that needs another network than the reference.
     """
 
     method: str
@@ -159,12 +187,12 @@ class MethodSummary(Record):
     verdict: Verdict
     curve: list[Spread]
     drift: list[Spread]
-    drift_dispersion: list[Spread]
     cosine: list[Spread]
     amplitude_distance: dict[str, Spread]
     sharpness: Spread
     passes: Spread
     seconds: Spread
+    control: Control | None
 
 
 class Sweep(Record):
@@ -192,7 +220,12 @@ class LeftOut(Record):
 
 
 class Comparison(Record):
-    """comparison.json."""
+    """comparison.json.
+
+    Attributes:
+        experiment_hash: of the job's experiment with the settings that all runs have in common; each run has its own.
+        data: fingerprint of the files that were trained on, `demo` where there were none.
+    """
 
     format: Literal[1]
     name: str
@@ -215,8 +248,24 @@ class Comparison(Record):
     uses: list[Use]
     failed: dict[str, str]
     experiment: dict[str, Any]
+    experiment_hash: str
+    data: list[str]
     versions: dict[str, str]
     seconds: float
+
+
+def distinct(values: Iterable[Any]) -> list[Any]:
+    """Every value once, in order; 1 and 1.0 are one value, true is another one, lists may be among them."""
+    kept: list[Any] = []
+    for value in values:
+        if not any(value == other and isinstance(value, bool) == isinstance(other, bool) for other in kept):
+            kept.append(value)
+    return kept
+
+
+def value_text(value: Any) -> str:
+    """A value of a setting as the command line takes it."""
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def read_cell(path: Path) -> CellRecord:

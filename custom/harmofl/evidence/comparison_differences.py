@@ -121,7 +121,7 @@ def verdict_of(difference: Difference | None) -> Verdict:
     if difference.mean is None:
         return "no_scores"
     if difference.p_value is None or difference.p_corrected is None:
-        return "one_seed"
+        return "one_seed" if difference.pairs < 2 else "no_spread"
     if difference.p_corrected < LEVEL:
         return "better" if difference.mean > 0 else "worse"
     return "unclear" if difference.p_value < LEVEL else "no_evidence"

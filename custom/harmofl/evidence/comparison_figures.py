@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from harmofl.evidence.comparison import Comparison, Landscape, MethodSummary, Spread, Sweep
-from harmofl.evidence.page import inline_svg
+from harmofl.evidence.comparison import Comparison, Landscape, MethodSummary, Spread, Sweep, value_text
+from harmofl.evidence.page import inline_svg, whole_rounds
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -54,14 +54,12 @@ def curves(comparison: Comparison, field: str, label: str, first: int = 0) -> st
         label: of the vertical axis.
         first: round of the first value.
     """
-    from matplotlib.ticker import MaxNLocator
-
     figure, axes = _figure(6.4, 3.4)
     for row in comparison.methods:
         _line(axes, [first + index for index in range(len(getattr(row, field)))], getattr(row, field), comparison, row)
     axes.set_xlabel("rounds trained" if field == "curve" else "round")
     axes.set_ylabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    whole_rounds(axes, first, first + max((len(getattr(row, field)) for row in comparison.methods), default=1) - 1)
     _legend(axes)
     return inline_svg(figure, field)
 
@@ -72,8 +70,8 @@ def sweep_curves(comparison: Comparison, sweep: Sweep) -> str:
     places = list(range(len(sweep.values)))
     for row in comparison.methods:
         _line(axes, places, sweep.methods[row.method], comparison, row)
-    axes.set_xticks(places, [str(value) for value in sweep.values])
-    axes.set_xlabel(f"{sweep.key} (the job has {sweep.base})")
+    axes.set_xticks(places, [value_text(value) for value in sweep.values])
+    axes.set_xlabel(f"{sweep.key} (the job has {value_text(sweep.base)})")
     axes.set_ylabel(f"test {comparison.key_score}, mean over sites")
     _legend(axes)
     return inline_svg(figure, sweep.key)

@@ -15,9 +15,11 @@ from harmofl.evidence.comparison import (
     Comparison,
     MethodSummary,
     Spread,
+    value_text,
 )
+from harmofl.evidence.comparison_differences import spread
 from harmofl.evidence.comparison_words import VERDICTS, times_the_passes
-from harmofl.evidence.gallery import Gallery, picture_rows, profile_plot
+from harmofl.evidence.gallery import Gallery, band_name, pair_distances, picture_rows, profile_plot
 from harmofl.evidence.page import write_page
 
 COLUMNS = (
@@ -63,12 +65,16 @@ def write_comparison(
         curve_rows=round_table(comparison, "curve", 0),
         drift_rows=round_table(comparison, "drift", 0),
         cosine_rows=round_table(comparison, "cosine", 0),
+        local_losses={row.method: local_losses(comparison, row.method) for row in comparison.methods},
+        value_text=value_text,
         steps=list(dict.fromkeys(step for row in comparison.methods for step in row.amplitude_distance)),
         figures=_figures(comparison),
         panels=figures.panels_a_row(len(comparison.landscapes)),
         gallery=gallery,
         pictures=picture_rows(gallery) if gallery else [],
         profiles=profile_plot(gallery) if gallery else "",
+        pairs=pair_distances(gallery) if gallery else [],
+        band_name=band_name,
     )
 
 
@@ -78,7 +84,7 @@ def table(comparison: Comparison, records: Mapping[str, CellRecord]) -> str:
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(COLUMNS)
     for use in comparison.uses:
-        place = (use.method, use.seed, use.sweep or "", "" if use.value is None else use.value, use.left_out or "")
+        place = (use.method, use.seed, use.sweep or "", value_text(use.value) if use.sweep else "", use.left_out or "")
         for line in _score_lines(records[use.cell]):
             writer.writerow((*place, *("" if value is None else value for value in line)))
     return text.getvalue()
@@ -120,6 +126,17 @@ def round_table(comparison: Comparison, field: str, first: int) -> list[tuple[in
         )
         for index in shown
     ]
+
+
+def local_losses(comparison: Comparison, method: str) -> tuple[float | None, float | None]:
+    """Mean over sites of the local models' loss on their own images, and on those of all sites; of one run."""
+    held = comparison.landscapes.get(method)
+    if held is None:
+        return None, None
+    models, middle = held.local.values(), len(held.offsets) // 2
+    own = [model.own_images[middle] for model in models]
+    elsewhere = [model.all_images for model in models]
+    return spread(own).mean, spread(elsewhere).mean
 
 
 def spread_text(value: Spread) -> str:

@@ -10,11 +10,11 @@ from harmofl.core.paired import paired_difference
 from harmofl.evidence.comparison import (
     CellRecord,
     Comparison,
+    Control,
     Difference,
     Landscape,
     LeftOut,
     MethodSummary,
-    Sweep,
     Use,
     Verdict,
 )
@@ -32,6 +32,7 @@ from harmofl.evidence.comparison_differences import (
     unseen_score,
     verdict_of,
 )
+from harmofl.evidence.comparison_sweeps import sweeps_of
 from harmofl.evidence.comparison_words import findings, headline, statistics_sentence
 from harmofl.experiment import Experiment
 
@@ -40,11 +41,15 @@ _PACKAGES = ("harmofl", "torch", "monai", "numpy", "scipy")
 
 @dataclass(frozen=True)
 class GridResult:
-    """What a grid left: the cells by name, what they are used for, what failed; `own_method` is the job's."""
+    """What a grid left: the cells by name, what they are used for, what failed; `own_method` is the job's.
+
+    `controls` names for a method the row of plain averaging on its network.
+    """
 
     uses: Sequence[Use]
     records: Mapping[str, CellRecord]
     fixed: Mapping[str, Sequence[str]]
+    controls: Mapping[str, str]
     failed: dict[str, str]
     own_method: str
     base: Experiment
@@ -69,8 +74,6 @@ def summarize_grid(grid: GridResult) -> Comparison:
     reference = methods[0]
     base = {method: grid.cells(method) for method in methods}
     some = next(iter(grid.records.values()))
-    rows = _with_verdicts([_method(method, base[method], base[reference], reference) for method in methods], base)
-    left_out = _left_out(grid, methods)
     told = Comparison(
         format=1,
         name=grid.base.name,
@@ -86,13 +89,15 @@ def summarize_grid(grid: GridResult) -> Comparison:
         sites=sorted({site for record in grid.records.values() for site in record.scores}),
         rounds=some.experiment["federation"]["rounds"],
         assignments=list(grid.assignments),
-        methods=rows,
-        sweeps=_sweeps(grid, methods),
-        left_out=left_out,
+        methods=_methods(base, grid.controls),
+        sweeps=sweeps_of(grid, methods),
+        left_out=_left_out(grid, [method for method in methods if method not in grid.controls.values()]),
         landscapes=_landscapes(base),
         uses=[use for use in grid.uses if use.cell in grid.records],
         failed=grid.failed,
         experiment=some.experiment,
+        experiment_hash=grid.base.hash,
+        data=sorted({record.key.data for record in grid.records.values()}),
         versions={**{name: _version(name) for name in _PACKAGES}, "python": platform.python_version()},
         seconds=grid.seconds,
     )
@@ -110,6 +115,13 @@ def _landscapes(base: Mapping[str, Mapping[int, CellRecord]]) -> dict[str, Lands
     """The first one of each method that has one."""
     found = {method: [cell.landscape for cell in cells.values() if cell.landscape] for method, cells in base.items()}
     return {method: held[0] for method, held in found.items() if held}
+
+
+def _methods(cells: Mapping[str, Mapping[int, CellRecord]], controls: Mapping[str, str]) -> list[MethodSummary]:
+    """A row a method, the first one being the reference."""
+    reference = next(iter(cells))
+    rows = [_method(method, held, cells[reference], reference) for method, held in cells.items()]
+    return _with_verdicts([_with_control(row, cells, controls) for row in rows], cells)
 
 
 def _method(
@@ -140,12 +152,12 @@ def _method(
         verdict="no_scores",
         curve=by_round([record.validation for record in records]),
         drift=by_round([[drift.relative for drift in record.drift] for record in records]),
-        drift_dispersion=by_round([[drift.dispersion for drift in record.drift] for record in records]),
         cosine=by_round([[drift.cosine for drift in record.drift] for record in records]),
         amplitude_distance={step: spread(record.amplitude_distance.get(step) for record in records) for step in steps},
         sharpness=spread(record.landscape.sharpness for record in records if record.landscape),
         passes=spread(float(record.passes) for record in records),
         seconds=spread(record.seconds for record in records),
+        control=None,
     )
 
 
@@ -163,59 +175,37 @@ def _changed(records: Sequence[CellRecord], reference: Sequence[CellRecord]) -> 
     }
 
 
-def _lowest(record: CellRecord) -> float | None:
-    return min(defined(site_score(record, site) for site in record.seen), default=None)
+def _with_control(
+    row: MethodSummary, cells: Mapping[str, Mapping[int, CellRecord]], controls: Mapping[str, str]
+) -> MethodSummary:
+    """A method that needs another network, beside plain averaging on that network where that was run."""
+    name = controls.get(row.method)
+    if name is None or not cells.get(name):
+        return row
+    difference = difference_of(cells[row.method], cells[name], mean_score, case_differences)
+    return row.model_copy(update={"control": Control(name=name, difference=difference, verdict="no_scores")})
 
 
 def _with_verdicts(rows: list[MethodSummary], cells: Mapping[str, Mapping[int, CellRecord]]) -> list[MethodSummary]:
-    """P values corrected for all methods that are compared with the reference, and what follows from them."""
-    differences = corrected([row.difference for row in rows])
+    """P values corrected for all differences that are judged, and what follows from them."""
+    controls = [row.control.difference if row.control else None for row in rows]
+    held = corrected([*(row.difference for row in rows), *controls])
     judged = []
-    for row, difference in zip(rows, differences, strict=True):
-        same = difference is not None and difference.mean == 0 and equal(cells[row.method], cells[rows[0].method])
-        verdict: Verdict = "same" if same else verdict_of(difference)
-        judged.append(row.model_copy(update={"difference": difference, "verdict": verdict}))
+    for row, difference, own in zip(rows, held[: len(rows)], held[len(rows) :], strict=True):
+        changes: dict[str, Any] = {
+            "difference": difference,
+            "verdict": _verdict(difference, cells[row.method], cells[rows[0].method]),
+        }
+        if row.control and own:
+            verdict = _verdict(own, cells[row.method], cells[row.control.name])
+            changes["control"] = row.control.model_copy(update={"difference": own, "verdict": verdict})
+        judged.append(row.model_copy(update=changes))
     return judged
 
 
-def _sweeps(grid: GridResult, methods: Sequence[str]) -> list[Sweep]:
-    sweeps = []
-    for key in dict.fromkeys(use.sweep for use in grid.uses if use.sweep):
-        fixed = list(grid.fixed.get(key, ()))
-        base = value_at(grid.base.model_dump(mode="json"), key)
-        own = {method: _own_value(grid, method, key) for method in methods}
-        given = [use.value for use in grid.uses if use.sweep == key]
-        values = list(dict.fromkeys([base, *(own[method] for method in methods if method not in fixed), *given]))
-        values = [value for value in values if value is not None]
-        if all(isinstance(value, int | float) for value in values):
-            values.sort()
-        held = {
-            method: [
-                spread(mean_score(record) for record in _at_value(grid, method, key, value, own[method]).values())
-                for value in values
-            ]
-            for method in methods
-        }
-        sweeps.append(Sweep(key=key, values=values, base=base, methods=held, fixed=fixed))
-    return sweeps
-
-
-def _own_value(grid: GridResult, method: str, key: str) -> Any:
-    """What a method has for a setting without the sweep."""
-    return next((value_at(cell.experiment, key) for cell in grid.cells(method).values()), None)
-
-
-def _at_value(grid: GridResult, method: str, key: str, value: Any, own: Any) -> dict[int, CellRecord]:
-    if method in grid.fixed.get(key, ()) or value == own:
-        return grid.cells(method)
-    return grid.cells(method, sweep=key, value=value)
-
-
-def value_at(settings: Any, dotted: str) -> Any:
-    """The value of `section.key` in resolved settings, None where there is none."""
-    for part in dotted.split("."):
-        settings = settings.get(part) if isinstance(settings, dict) else None
-    return settings
+def _verdict(difference: Difference | None, one: Mapping[int, CellRecord], other: Mapping[int, CellRecord]) -> Verdict:
+    same = difference is not None and difference.mean == 0 and equal(one, other)
+    return "same" if same else verdict_of(difference)
 
 
 def _left_out(grid: GridResult, methods: Sequence[str]) -> list[LeftOut]:

@@ -10,6 +10,7 @@ VERDICTS: dict[Verdict, str] = {
     "worse": "worse",
     "unclear": "not sure: among so many comparisons it may be chance",
     "no_evidence": "no evidence of a difference",
+    "no_spread": "not sure: no spread over the seeds, so it is not told apart from chance",
     "same": "the same to the last bit",
     "one_seed": "not sure: one seed says nothing about training again",
     "no_scores": "no scores to compare",
@@ -17,7 +18,13 @@ VERDICTS: dict[Verdict, str] = {
 }
 MORE = 1.05  # times the passes that are worth a word
 _INTENSITIES = {"zscore": "z-score", "window": "windowed intensities", "none": "raw intensities"}
-_SHORT = {"better": "better", "worse": "worse", "unclear": "not sure", "no_evidence": "no evidence of a difference"}
+_SHORT = {
+    "better": "better",
+    "worse": "worse",
+    "unclear": "not sure",
+    "no_spread": "no spread over the seeds",
+    "no_evidence": "no evidence of a difference",
+}
 
 
 def headline(comparison: Comparison, own_method: str) -> str:
@@ -52,7 +59,7 @@ def findings(comparison: Comparison, own_method: str) -> list[str]:
     told = _told(comparison, own_method)
     lines = [_others(comparison, told), _sureness(told), _compute(comparison), *_unseen(comparison, told)]
     lines += [_why(comparison, told)]
-    lines += [_other_network(row) for row in comparison.methods]
+    lines += [_other_network(row) for row in comparison.methods if row.method not in _controls(comparison)]
     return [line for line in lines if line]
 
 
@@ -61,12 +68,20 @@ def statistics_sentence(comparison: Comparison, overlap: float) -> str:
     seeds = len(comparison.seeds)
     text = (
         "Differences are paired by seed: a seed gives all methods the same cases, split, initial weights and order of "
-        f"images. The interval is Student's t over the {_seeds(seeds)} of the mean over sites, not a bootstrap over "
-        "seeds, which with so few is far too narrow. The p values are corrected for all methods that are compared "
-        "with the reference (Holm); better or worse is said where the corrected one is below 0.05. The interval over "
-        "cases resamples test cases within sites and says how far other patients would move the difference between "
-        "these trained models, nothing about training them again."
+        "images."
     )
+    if seeds > 1:
+        text += (
+            f" The interval is Student's t over the {_seeds(seeds)} of the mean over sites, not a bootstrap over "
+            "seeds, which with so few is far too narrow. The p values are corrected for all differences that are "
+            "judged (Holm); better or worse is said where the corrected one is below 0.05."
+        )
+    text += (
+        " The interval over cases resamples test cases within sites and says how far other patients would move the "
+        "difference between these trained models, nothing about training them again."
+    )
+    if seeds < 2:
+        return f"{text} One seed gives no interval over seeds and no p value: for these run two seeds or more."
     if overlap:
         return text + (
             " Seeds split the same patients anew, so that their differences are correlated: the variance is raised by "
@@ -77,7 +92,8 @@ def statistics_sentence(comparison: Comparison, overlap: float) -> str:
 
 def _told(comparison: Comparison, own_method: str) -> MethodSummary | None:
     """The method that the headline is about: the job's own, else the best of those that are not the reference."""
-    others = [row for row in comparison.methods if row.method != comparison.reference]
+    beside = {comparison.reference, *_controls(comparison)}
+    others = [row for row in comparison.methods if row.method not in beside]
     own = next((row for row in others if row.method == own_method), None)
     return own or max(others, key=lambda row: row.mean.mean if row.mean.mean is not None else -1.0, default=None)
 
@@ -170,13 +186,21 @@ def _why(comparison: Comparison, told: MethodSummary | None) -> str:
     return f"Why, {told.method} against {reference.method}: {'; '.join(parts)}." if parts else ""
 
 
+def _controls(comparison: Comparison) -> set[str]:
+    return {row.control.name for row in comparison.methods if row.control}
+
+
 def _other_network(row: MethodSummary) -> str:
     """A method that needs another network is not the only thing that differs from the reference."""
     held = {key: value for key, value in row.settings.items() if key.startswith("network.")}
     if not held:
         return ""
     said = ", ".join(f"{key}={value}" for key, value in held.items())
-    return f"{row.method} also has another network, {said}: compare with --set {said} to see the method alone."
+    start = f"{row.method} also has another network, {said}"
+    if row.control is None:
+        return f"{start}: compare with --set {said} to see the method alone."
+    held_against = f"{start}; against {row.control.name}, which has it too"
+    return f"{held_against}: {difference_text(row.control.difference)}: {VERDICTS[row.control.verdict]}."
 
 
 def _beside(one: Spread, other: Spread | None) -> str:

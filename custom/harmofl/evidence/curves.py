@@ -1,10 +1,10 @@
 """The figures of a report as inline SVG in the colors of the page, so that they follow its dark mode and print."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from harmofl.evidence.page import inline_svg
+from harmofl.evidence.page import inline_svg, whole_rounds
 from harmofl.evidence.paired import Comparison
 from harmofl.evidence.results import Results, RoundRecord
 
@@ -68,31 +68,59 @@ def difference_figure(comparison: Comparison) -> str:
     return _themed(figure, "differences")
 
 
-def round_figure(rounds: Sequence[RoundRecord], field: str, label: str) -> str:
-    """One line a site over the rounds; gaps where a site has no value."""
-    from matplotlib.ticker import MaxNLocator
+def validation_figure(results: Results, rounds: Sequence[RoundRecord]) -> str:
+    """Validation score of the global model by rounds trained."""
+    return _curves(
+        validation_points(results, rounds), "validation", f"validation {results.key_score}", "rounds trained"
+    )
 
+
+def validation_points(results: Results, rounds: Sequence[RoundRecord]) -> dict[str, dict[int, float | None]]:
+    """By site the score of the model that each round begins with, and of the final one after the last round."""
+    curves = _by_site(rounds, "validation")
+    for site, result in results.sites.items() if rounds else ():
+        if result.validation is not None:
+            curves.setdefault(site, {})[rounds[-1].round + 1] = result.validation
+    return curves
+
+
+def loss_figure(rounds: Sequence[RoundRecord]) -> str:
+    """Training loss of each round."""
+    return _curves(_by_site(rounds, "loss"), "loss", "training loss", "round")
+
+
+def _by_site(rounds: Sequence[RoundRecord], field: str) -> dict[str, dict[int, float | None]]:
+    curves: dict[str, dict[int, float | None]] = {}
+    for record in rounds:
+        for site, value in getattr(record, field).items():
+            curves.setdefault(site, {})[record.round] = value
+    return curves
+
+
+def _curves(curves: Mapping[str, Mapping[int, float | None]], name: str, label: str, below: str) -> str:
+    """One line a site over the rounds; gaps where a site has no value."""
+    places = sorted({place for held in curves.values() for place in held})
     figure, axes = _figure(3.1, width=5.2)
     axes.grid(axis="y")
-    for number, site in enumerate(sorted({site for record in rounds for site in getattr(record, field)})):
-        values = [getattr(record, field).get(site) for record in rounds]
-        heights = [float("nan") if value is None else value for value in values]
+    for number, (site, held) in enumerate(sorted(curves.items())):
+        values = [held.get(place) for place in places]
         axes.plot(
-            [record.round for record in rounds],
-            heights,
+            places,
+            [float("nan") if value is None else value for value in values],
             color=SERIES[number % len(SERIES)],
             linestyle=_LINES[number // len(SERIES) % len(_LINES)],
-            marker=_MARKERS[number % len(_MARKERS)] if len(rounds) <= 30 else None,
+            marker=_MARKERS[number % len(_MARKERS)] if len(places) <= 30 else None,
             markersize=4,
             linewidth=1.3,
             label=site,
         )
-    axes.set_xlabel("round")
+    axes.set_xlabel(below)
     axes.set_ylabel(label)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    if places:
+        whole_rounds(axes, places[0], places[-1])
     if axes.lines:
         figure.legend(loc="outside lower center", frameon=False, fontsize=8, ncols=4, labelcolor=INK)
-    return _themed(figure, field)
+    return _themed(figure, name)
 
 
 def _figure(height: float, width: float = 7.6) -> "tuple[Figure, Axes]":

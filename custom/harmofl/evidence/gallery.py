@@ -8,10 +8,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from harmofl.core.drift import profile_distances
 from harmofl.evidence.page import inline_svg, write_page
 from harmofl.evidence.pictures import outline, png
 
 DISPLAYED = (1, 99)  # percentiles of all sites' example pixels that become black and white
+MOST_PAIRED = 8  # sites
+LINES = ("-", "--", "-.", ":")  # tell sites apart where colors do not
 Image = NDArray[np.float32]
 
 
@@ -123,6 +126,33 @@ def _pictures(gallery: Gallery, site: SiteExamples, step: int, window: tuple[flo
     ]
 
 
+def band_name(frequency: float) -> str:
+    """A frequency in cycles a pixel as `1/8`."""
+    return f"1/{1 / frequency:.3g}"
+
+
+def pair_distances(gallery: Gallery) -> list[tuple[str, list[str]]]:
+    """By site the distance of its profile to that of every other one, as read and after the last step.
+
+    Empty with one site, and with so many that a table of pairs tells nothing.
+    """
+    if not 1 < len(gallery.sites) <= MOST_PAIRED:
+        return []
+    stacked = np.stack([site.profiles for site in gallery.sites])
+    before, after = profile_distances(stacked[:, 0]), profile_distances(stacked[:, -1])
+    changed = len(gallery.steps) > 1
+    return [
+        (
+            site.name,
+            [
+                "–" if row == column else f"{before[row, column]:.2f}" + f" → {after[row, column]:.2f}" * changed
+                for column in range(len(gallery.sites))
+            ],
+        )
+        for row, site in enumerate(gallery.sites)
+    ]
+
+
 def profile_plot(gallery: Gallery) -> str:
     """A column a step, a line a site: the profiles, and below them their differences from the mean of the sites."""
     from matplotlib.figure import Figure
@@ -132,14 +162,15 @@ def profile_plot(gallery: Gallery) -> str:
     upper, lower = figure.subplots(2, count, sharex=True, sharey="row", squeeze=False, height_ratios=(3, 2))
     for step, title in enumerate(step.title for step in gallery.steps):
         mean = np.mean([site.profiles[step] for site in gallery.sites], axis=0)
-        for site in gallery.sites:
-            upper[step].plot(gallery.frequencies, site.profiles[step], linewidth=1.2, label=site.name)
-            lower[step].plot(gallery.frequencies, site.profiles[step] - mean, linewidth=1.2)
+        for number, site in enumerate(gallery.sites):
+            style = LINES[number % len(LINES)]
+            upper[step].plot(gallery.frequencies, site.profiles[step], style, linewidth=1.2, label=site.name)
+            lower[step].plot(gallery.frequencies, site.profiles[step] - mean, style, linewidth=1.2)
         upper[step].set_title(title, fontsize=9)
         lower[step].set_xlabel("cycles a pixel")
     octaves = gallery.frequencies[::2]
     lower[0].set_xscale("log", base=2)
-    lower[0].set_xticks(octaves, [f"1/{1 / frequency:g}" for frequency in octaves])
+    lower[0].set_xticks(octaves, [band_name(frequency) for frequency in octaves])
     for axes in figure.axes:
         axes.minorticks_off()
         axes.spines[["top", "right"]].set_visible(False)

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
 
@@ -31,3 +32,12 @@ def inline_svg(figure: "Figure", name: str) -> str:
         figure.savefig(buffer, format="svg", metadata=metadata, transparent=True)
     svg = buffer.getvalue()
     return svg[svg.index("<svg") :]
+
+
+def whole_rounds(axes: "Axes", first: int, last: int) -> None:
+    """Let an axis of rounds have whole numbers alone, also where there is one round."""
+    from matplotlib.ticker import MaxNLocator
+
+    margin = max(0.5 if first >= last else 0.0, 0.03 * (last - first))
+    axes.set_xlim(first - margin, max(first, last) + margin)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))

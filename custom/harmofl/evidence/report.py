@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from harmofl.evidence.curves import difference_figure, round_figure, score_figure
+from harmofl.evidence.curves import difference_figure, loss_figure, score_figure, validation_figure
 from harmofl.evidence.definitions import definition
 from harmofl.evidence.page import write_page
 from harmofl.evidence.paired import Comparison
@@ -69,8 +69,8 @@ def write_report(
         whole_rounds=sum(set(accepted) >= set(results.sites_expected) for accepted in results.sites_accepted),
         fewest=min(counts) if counts and min(counts) < FEW else None,
         score_figure=score_figure(results),
-        validation_curve=round_figure(rounds, "validation", f"validation {key}"),
-        loss_curve=round_figure(rounds, "loss", "training loss"),
+        validation_curve=validation_figure(results, rounds),
+        loss_curve=loss_figure(rounds),
         comparison=comparison,
         difference_figure=difference_figure(comparison) if comparison else "",
         examples=examples,

@@ -7,8 +7,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from harmofl.core.drift import Drift, client_drift
 from harmofl.core.training import arrays_sha256
 from harmofl.experiment import Experiment
@@ -40,10 +38,11 @@ class FinishedRun:
 
 
 class InProcessFederation:
-    """All sites of an experiment side by side: weights, best round and scores equal those of FLARE's run bit for bit.
+    """All sites of an experiment side by side, by the code that sites and server run under FLARE.
 
     Participants, mean, amplitude gathering, best-round rule and evidence are those of the job; what FLARE adds, the
-    transport and its rules for sites that fail, is left out: here a site that fails ends the run.
+    transport and its rules for sites that fail, is left out: here a site that fails ends the run. Weights, best round
+    and scores are held bit for bit against FLARE's runs for the settings in tests/federation/test_in_process.py.
     """
 
     def __init__(
@@ -142,15 +141,6 @@ class InProcessFederation:
         keep_if_best(run, record.validation_mean, round_number - 1, self.weights)
         self.weights = run.rule.next_model(self.weights, mean.mean())
         return {site: update.difference for site, update in updates.items() if update.difference is not None}
-
-    def mean_scores(self, key_score: str) -> dict[str, float]:
-        """Mean of a score of the present model over the test cases of each site."""
-        received, scores = ModelMessage(self.weights, self.run_state.amplitude), {}
-        for site in self.run_state.expected:
-            numbers = self.participants[site].evaluate(received, self.run_state.best_round).numbers
-            pooled = numbers["pooled"]["final"].get(key_score)
-            scores[site] = float(pooled[0] if pooled else np.nanmean(numbers["test"]["final"][key_score]))
-        return scores
 
     def _freeze(self, updates: Mapping[str, UpdateMessage]) -> None:
         run, gathering = self.run_state, AmplitudeGathering(self.experiment)

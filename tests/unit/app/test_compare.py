@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from harmofl.app.cli import main
-from harmofl.app.compare import Request, plan_grid, read_sweep
+from harmofl.app.comparison_folder import hold_folder
 from harmofl.app.grid import Grid, finished_record, run_cells
+from harmofl.app.grid_plan import Request, plan_grid, read_sweep
 from harmofl.app.job import JobError, read_job
 from harmofl.evidence.comparison import read_cell, read_comparison
 from harmofl.experiment import ExperimentError
@@ -58,6 +59,71 @@ def test_cells_that_would_be_equal_run_once(tmp_path: Path) -> None:
     assert by_value[0.05] == by_value[None] != by_value[0.5]
 
 
+ISSUE = ["--methods", "fedavg", "fedprox", "fednova", "fedadam", "fedbn", "harmofl", "--seeds", "0", "1", "2"]
+
+
+@pytest.fixture
+def unrun(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """An empty present folder without a data root, where every cell of a comparison ends unfinished at once."""
+    monkeypatch.setattr("harmofl.app.compare.run_cells", lambda cells, *_: {cell.name: "not run" for cell in cells})
+    monkeypatch.delenv("HARMOFL_DATA_ROOT", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_command_needs_neither_output_nor_data(unrun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", str(JOB), *ISSUE, "--processes", "2"]
+    assert main(command) == 1
+    # six methods and FedBN's control, three seeds each
+    said = capsys.readouterr().out.splitlines()[0]
+    assert said == f"harmofl compare: 21 cells, 2 at a time, demo data, results in {unrun / 'comparison'}"
+    assert main(command) == 1, "the folder is gone on with"
+
+
+def test_the_folder_of_another_job_is_refused_by_one_line(unrun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    other = write_small_job(unrun / "job", {"name": "another_job"})
+    assert main(["compare", str(JOB), *ISSUE]) == 1
+    capsys.readouterr()
+    assert main(["compare", str(other), "--methods", "fedavg"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1 and "the comparison of job harmofl_prostate, not of another_job" in said
+
+
+def test_two_commands_do_not_share_a_folder(unrun: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    command = ["compare", str(JOB), "--demo", "--methods", "fedavg", "-o", str(unrun / "out")]
+    with hold_folder(unrun / "out", "harmofl_prostate"):
+        assert main(command) == 2
+        said = capsys.readouterr().err
+        assert said.count("\n") == 1 and "another harmofl compare works in it" in said
+    assert main(command) == 1, "free again"
+
+
+def test_fedbn_gets_plain_averaging_on_its_own_network_beside_it(tmp_path: Path) -> None:
+    grid = planned(JOB, tmp_path, methods=["fedavg", "fedbn"])
+    control = "fedavg with batch norm"
+    assert grid.controls == {"fedbn": control}
+    assert [use.method for use in grid.uses] == ["fedavg", "fedbn", control] * 2
+    cells = {use.cell: use for use in grid.uses}
+    beside = [cell for cell in grid.cells if cells[cell.name].method == control]
+    assert [cell.label for cell in beside] == [f"{control} seed 0", f"{control} seed 1"]
+    assert not any(cell.plan.landscape for cell in beside)
+    fedbn = next(cell for cell in grid.cells if cells[cell.name].method == "fedbn").experiment
+    # it differs from fedbn in the layers that stay at a site and in nothing else
+    changed = {"method": "fedavg", "federation": fedbn.federation.model_copy(update={"local_layers": "none"})}
+    assert beside[0].experiment == fedbn.model_copy(update=changed)
+
+
+@pytest.mark.parametrize(
+    ("methods", "assignments"),
+    [(["fedavg", "fedbn"], ["network.norm=batch"]), (["fedavg", "fedprox"], []), (["fedbn", "fedavg"], [])],
+)
+def test_no_control_where_the_reference_has_the_same_network(
+    tmp_path: Path, methods: list[str], assignments: list[str]
+) -> None:
+    grid = planned(JOB, tmp_path, assignments, methods=methods, seeds=[0])
+    assert grid.controls == {} and len(grid.cells) == 2
+
+
 def test_sweeps_are_not_multiplied(tmp_path: Path) -> None:
     sweeps = ["perturbation.alpha=0,0.5", "training.local_epochs=1,5"]
     grid = planned(JOB, tmp_path, methods=["harmofl"], seeds=[0], sweeps=sweeps)
@@ -77,7 +143,8 @@ def test_leaving_a_site_out_lowers_what_is_needed_and_not_more(tmp_path: Path) -
 def test_a_method_whose_sites_keep_layers_is_not_scored_where_none_of_them_was_trained(tmp_path: Path) -> None:
     grid = planned(JOB, tmp_path, methods=["fedavg", "fedbn", "local_only"], leave_one_site_out=True)
     assert {use.method for use in grid.uses if use.left_out} == {"fedavg"}
-    assert {use.method for use in grid.uses if not use.left_out} == {"fedavg", "fedbn", "local_only"}
+    control = grid.controls["fedbn"]
+    assert {use.method for use in grid.uses if not use.left_out} == {"fedavg", "fedbn", control, "local_only"}
     assert list(grid.not_left_out) == ["fedbn", "local_only"]
     assert "each site keeps a model of its own" in grid.not_left_out["local_only"]
     # batch_stats layers hold nothing that could stay: there FedBN is plain averaging
@@ -100,7 +167,10 @@ def test_a_mistake_in_any_cell_is_found_before_one_runs(tmp_path: Path, changed:
         planned(JOB, tmp_path, **changed)
 
 
-@pytest.mark.parametrize("text", ["alpha", "=0,1", "perturbation.alpha=0", "perturbation.alpha=", "seed=0,1"])
+@pytest.mark.parametrize(
+    "text",
+    ["alpha", "=0,1", "perturbation.alpha=0", "perturbation.alpha=", "seed=0,1", "a.b=1,1.0", "a.b=[1,2],[1,2]"],
+)
 def test_a_sweep_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="--sweep"):
         read_sweep(text)
@@ -109,6 +179,14 @@ def test_a_sweep_of_another_form_is_refused(text: str) -> None:
 def test_values_of_a_sweep_are_json_where_they_can_be() -> None:
     assert read_sweep("amplitude.region=off,dc").values == ("off", "dc")
     assert read_sweep("training.local_epochs=1,3").values == (1, 3)
+    assert read_sweep("data.fractions=[0.6,0.2,0.2],[0.8,0.1,0.1]").values == ([0.6, 0.2, 0.2], [0.8, 0.1, 0.1])
+    assert read_sweep("training.clip_norm=null,1.0").values == (None, 1.0)
+    assert read_sweep("training.local_epochs=1,3,1.0,3").values == (1, 3)
+
+
+def test_a_sweep_that_changes_no_method_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(JobError, match=r"--sweep perturbation\.alpha: every method that is compared sets it itself"):
+        planned(JOB, tmp_path, methods=["fedavg", "amplitude_only"], sweeps=["perturbation.alpha=0,0.5"])
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from harmofl.job_folder import sha256
 from harmofl.tasks import untrained_network
 from tests.small_job import SITES
 
-FOLDERS = ("", "app_server", "workspace/app_server", "server/simulate_job/app_server")
+FOLDERS = ("", "run", "app_server", "workspace/app_server", "server/simulate_job/app_server")
 MakeRun = Callable[..., Path]
 
 

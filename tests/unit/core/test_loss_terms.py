@@ -52,7 +52,7 @@ def test_nothing_asked_for_adds_nothing():
 @pytest.mark.parametrize("alpha", [0.0, 0.05])
 def test_c11_fedprox_with_mu_0_is_fedavg_bit_for_bit(alpha):
     plain, first = trained(lambda model: (), alpha)
-    proximal, second = trained(lambda model: loss_terms(training(proximal_mu=0.0), model, None), alpha)
+    proximal, second = trained(lambda model: [ProximalTerm(model, 0.0)], alpha)
     assert equal(plain, proximal) and first == second
 
 

@@ -52,6 +52,17 @@ def test_equal_methods_differ_by_nothing() -> None:
     assert (held.mean, held.low, held.high, held.p_value) == (0.0, 0.0, 0.0, 1.0)
 
 
+@pytest.mark.parametrize("one", [[0.75, 0.5], [0.82, 0.72, 0.77]])
+def test_equal_differences_have_no_spread_to_judge_by(one: list[float]) -> None:
+    """Student's t would say p = 0; 0.82 - 0.80 and 0.72 - 0.70 differ in the last bits, which is no spread either."""
+    other = [value - (0.25 if len(one) == 2 else 0.02) for value in one]
+    held = paired_difference(one, other)
+    assert held.mean == pytest.approx(0.25 if len(one) == 2 else 0.02) and held.pairs == len(one)
+    assert (held.low, held.high, held.p_value) == (None, None, None)
+    nearly = paired_difference([*one, 0.5], [*other, 0.4])
+    assert nearly.p_value is not None and nearly.low is not None
+
+
 def test_case_interval_covers_the_mean_over_sites_and_shrinks_with_cases() -> None:
     rng = np.random.default_rng(4)
     few = {site: rng.normal(0.1, 0.05, size=4).tolist() for site in "ABC"}

@@ -17,6 +17,7 @@ from harmofl.evidence.comparison import Use, read_comparison
 from harmofl.evidence.comparison_page import write_comparison
 from harmofl.evidence.comparison_summary import summarize_grid
 from harmofl.evidence.results import ResultsError
+from harmofl.experiment import resolve
 
 SEEDS = (0, 1, 2)
 FEDAVG = {0: 0.80, 1: 0.70, 2: 0.75}
@@ -82,6 +83,8 @@ def test_one_seed_has_an_interval_over_cases_only(written: dict[str, Any]) -> No
     held = told.methods[1].difference
     assert held is not None and held.low is None and held.case_low == pytest.approx(0.02)
     assert told.methods[1].verdict == "one_seed" and "over test cases" in told.headline
+    assert "Student" not in told.method_of_statistics and "p values" not in told.method_of_statistics
+    assert "run two seeds or more" in told.method_of_statistics
 
 
 def test_only_seeds_that_both_methods_finished_are_paired(written: dict[str, Any]) -> None:
@@ -110,6 +113,16 @@ def test_sweep_has_the_jobs_value_among_its_own(written: dict[str, Any]) -> None
     assert told.base == 0.05 and told.values == [0, 0.05, 0.5] and told.fixed == ["fedavg"]
     # 0.05 is the base setting, whose cell it is
     assert [value.mean for value in told.methods["harmofl"]] == pytest.approx([0.72, 0.72, 1.22])
+    assert resolve(written).training.clip_norm is None
+    clipped = summarize_grid(
+        grid(written, ["fedprox"], SEEDS, scores, sweeps=[Sweep("training.clip_norm", (2.0, 0.5))])
+    ).sweeps[0]
+    assert clipped.base is None and clipped.values == [None, 0.5, 2.0]
+    assert all(value.n == 3 for value in clipped.methods["fedprox"])
+    split = summarize_grid(
+        grid(written, ["fedprox"], SEEDS, scores, sweeps=[Sweep("data.fractions", ([0.6, 0.2, 0.2], [0.8, 0.1, 0.1]))])
+    ).sweeps[0]
+    assert split.base in split.values and [0.8, 0.1, 0.1] in split.values
     other = summarize_grid(
         grid(written, ["fedavg"], SEEDS, scores, sweeps=[Sweep("training.local_epochs", (3, 5))])
     ).sweeps[0]

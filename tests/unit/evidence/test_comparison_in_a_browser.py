@@ -57,7 +57,7 @@ def cell(use: Use) -> dict[str, Any]:
         local={
             site: LocalCurves(
                 own_images=[0.08 + (steep + 0.1 * place) * (offset - 0.04) ** 2 for offset in offsets],
-                all_images=[0.1] * 9,
+                all_images=0.1,
             )
             for place, site in enumerate(SITES)
         },  # fmt: skip

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from harmofl.evidence.gallery import Example, Gallery, SiteExamples, Step, spread, write_gallery
+from harmofl.evidence.gallery import Example, Gallery, SiteExamples, Step, pair_distances, spread, write_gallery
 
 HOSTILE = "<script>alert(1)</script>&\"'"
 MASK = np.zeros((6, 8), bool)
@@ -110,3 +110,11 @@ def test_one_step_and_one_site_have_a_page(gallery: Gallery, tmp_path: Path) -> 
     alone = replace(alone, profiles=only.profiles[:1])
     page = written(replace(gallery, steps=STEPS[:1], sites=(alone,)), tmp_path)
     assert len(pictures(page)) == 1
+
+
+def test_pairs_of_few_sites_have_their_distances(gallery: Gallery) -> None:
+    # root mean square of 2 and 4, and of nothing after the step
+    assert pair_distances(gallery) == [("A", ["–", "3.16 → 0.00"]), ("B", ["3.16 → 0.00", "–"])]
+    many = tuple(replace(gallery.sites[0], name=str(number)) for number in range(9))
+    assert pair_distances(replace(gallery, sites=many)) == []
+    assert pair_distances(replace(gallery, sites=gallery.sites[:1])) == []
