@@ -37,7 +37,7 @@ class HasAScope(HarmoFLExecutor):
 
 @pytest.mark.slow
 def test_a_noised_amplitude_and_a_refused_answer(run_job: RunJob) -> None:
-    overrides = {"federation.minimum_sites": 1, "federation.straggler_wait": 20, "amplitude.minimum_cases": 1}
+    overrides = {"federation.minimum_sites": 1, "federation.straggler_wait": 120, "amplitude.minimum_cases": 1}
     run = run_job(overrides=overrides, executor="drill.HasAScope", code=SCOPES)
     assert run.code == 0, run.output
     results = run.results
