@@ -196,7 +196,9 @@ def test_passes_stand_beside_the_score(written: dict[str, Any], tmp_path: Path) 
     write_comparison(summarize_grid(result), result.records, None, tmp_path)
     page = (tmp_path / "comparison.html").read_text()
     # the first row of a method: its name, score and passes
-    held = {method: page.split(f"<td>{method}</td>")[1].split("</td>")[1] for method in ("fedprox", "harmofl")}
+    held = {
+        method: page.split(f'<td class="words">{method}</td>')[1].split("</td>")[1] for method in ("fedprox", "harmofl")
+    }
     assert held == {"fedprox": "<td>120", "harmofl": "<td>240<br><small>2.0 times</small>"}
 
 

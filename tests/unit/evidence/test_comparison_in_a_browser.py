@@ -21,7 +21,8 @@ from harmofl.evidence.gallery import Example, Gallery, SiteExamples, Step
 from tests.browser import Chromium, assert_readable, keep_for_docs, open_chromium
 
 SITES = ("BIDMC", "BMC", "HK", "I2CVB", "RUNMC", "UCL")
-METHODS = ("fedavg", "fedprox", "fednova", "fedadam", "fedbn", "harmofl")
+CONTROL = "fedavg with batch norm"
+METHODS = ("fedavg", "fedprox", "fednova", "fedadam", "fedbn", CONTROL, "harmofl")
 GAINS = {"fedprox": 0.004, "fednova": -0.002, "fedadam": -0.09, "fedbn": -0.02, "harmofl": 0.031}
 ROUNDS = 12
 PAPER = 718  # pixels: the width of A4 between margins of 1 cm
@@ -101,7 +102,7 @@ def example_images() -> Gallery:
 
 @pytest.fixture
 def full_page(written: dict[str, Any], tmp_path: Path) -> Path:
-    """A page with every part, six methods and six sites, of cells without a run."""
+    """A page with every part, six methods, a control and six sites, of cells without a run."""
     result = grid(
         written | {"name": "harmofl_prostate"},
         METHODS,
@@ -110,6 +111,7 @@ def full_page(written: dict[str, Any], tmp_path: Path) -> Path:
         sweeps=[Sweep("perturbation.alpha", (0, 0.5))],
         left_out=SITES,
         modelless=["fedbn"],
+        controls={"fedbn": CONTROL},
         missing=lambda use: use.method == "fednova" and use.seed == 2 and use.sweep is not None,
         sites=SITES,
         of_cell=cell,
@@ -135,6 +137,14 @@ def test_the_answer_is_on_the_first_screen(browser: Chromium, full_page: Path) -
     assert "95 % interval" in first and "over 3 seeds: better" in first
     assert "harmofl scores higher at 2.0 times the passes of fedavg" in first
     assert "fedbn has no model for a hospital that took no part" in first
+
+
+def test_the_verdict_stands_beside_the_numbers_without_scrolling(browser: Chromium, full_page: Path) -> None:
+    """The table of differences fits into a window of 1100 pixels as it is."""
+    text = full_page.read_text(encoding="utf-8")
+    fixed = full_page.with_name("fixed.html")
+    fixed.write_text(text.replace('class="scroll"', 'class="fixed"', 1), encoding="utf-8")
+    assert browser.measure(fixed, 1100)["wide"] == []
 
 
 def test_on_paper_no_table_is_cut_off(browser: Chromium, full_page: Path) -> None:
