@@ -6,17 +6,13 @@ from pathlib import Path
 
 import pytest
 
+from tests.benchmarks.study_data import NUCLEI
 from tests.federation.conftest import Run, RunJob
 from tests.federation.test_real_images import digests
 
 HOSPITALS = ["hospital1", "hospital2", "hospital3", "hospital4", "hospital5"]
 # Patches of centers 0 to 4 (A7, AR, E2, AC, AO), of 1 or 2 patients: only a split by patches trains, 64/16/20 %.
 PATCHES = {"hospital1": 18, "hospital2": 18, "hospital3": 18, "hospital4": 9, "hospital5": 9}
-# 1000 x 1000 pixels each, of one patient by its barcode; there are five, a split needs three, so one is at both sites
-NUCLEI = {
-    "north": ["TCGA-50-5931-01Z-00-DX1", "TCGA-B0-5710-01Z-00-DX1", "TCGA-NH-A8F7-01A-01-TS1"],
-    "south": ["TCGA-AO-A0J2-01A-01-BSA", "TCGA-HC-7209-01A-01-TS1", "TCGA-B0-5710-01Z-00-DX1"],
-}
 SMALL = {"amplitude.minimum_cases": 1, "training.local_epochs": 1, "federation.rounds": 2}
 
 
