@@ -29,10 +29,10 @@ class Slow(HarmoFLExecutor):
     """HK takes eleven times as long for round 0."""
 
     def _perform(self, task_name, shareable, fl_ctx, abort_signal):
-        started = time.process_time()  # of its work: a busy machine makes the sites slow, not the drill ten times so
+        started = time.monotonic()
         result = super()._perform(task_name, shareable, fl_ctx, abort_signal)
         if _is_hk(fl_ctx, task_name, shareable, 0):
-            time.sleep(10 * (time.process_time() - started))
+            time.sleep(10 * (time.monotonic() - started))
         return result
 
 
