@@ -108,7 +108,7 @@ class TrainingSettings(Section):
     local_epochs: Count = 1
     augmentation: Literal["none", "flip_rotate"] = "flip_rotate"
     clip_norm: Positive | None = None
-    precision: Literal["float32", "bfloat16", "float16"] = "float32"
+    precision: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     keep_moments: bool = True
     proximal_mu: NotNegative = 0.0
     contrastive_weight: NotNegative = 0.0
@@ -119,7 +119,8 @@ class FederationSettings(Section):
     """Rounds and rules of the federation; times in seconds.
 
     `server_betas` and `server_epsilon` are those of server optimizer `adam`. What `local_layers` names never leaves a
-    site; `pooled_data` lets one simulated site train on the data of all.
+    site; `pooled_data` lets one simulated site train on the data of all. `exchange` is the type of differences on their
+    way up; whatever goes down is float32.
     """
 
     rounds: Count
@@ -131,6 +132,7 @@ class FederationSettings(Section):
     server_epsilon: Positive = 1e-3
     local_layers: Literal["none", "norm", "all"] = "none"
     pooled_data: bool = False
+    exchange: Literal["float32", "float16"] = "float32"
     round_timeout: Annotated[int, Field(ge=60)] = 24 * 3600
     straggler_wait: Annotated[int, Field(ge=0)] = 600
     resume_from: str | None = None

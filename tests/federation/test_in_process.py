@@ -12,7 +12,7 @@ import torch
 
 from harmofl.evidence.results import read_results, read_rounds
 from harmofl.flare.in_process import InProcessFederation
-from harmofl.flare.site import _simulated_threads
+from harmofl.flare.site import simulated_threads
 from tests.federation.conftest import RunJob
 from tests.federation.test_invariants import assert_same_bits, experiment_of, saved_weights
 
@@ -32,16 +32,17 @@ SITES = ["BIDMC", "HK"]
             "federation.server_optimizer": "adam",
             "federation.server_learning_rate": 0.03,
             "federation.weights": "samples",
+            "federation.exchange": "float16",
         },
     ],
-    ids=["harmofl", "amplitude_of_the_first_round_local_norm_proximal_term_and_server_adam"],
+    ids=["harmofl", "amplitude_of_the_first_round_local_norm_proximal_term_server_adam_and_float16"],
 )
 def test_weights_best_round_and_scores_are_those_of_flare(
     run_job: RunJob, tmp_path: Path, settings: dict[str, Any]
 ) -> None:
     run = run_job(SITES, {"federation.rounds": 3, "training.local_epochs": 2, **settings})
     assert run.code == 0, run.output
-    federation = InProcessFederation(experiment_of(run), SITES, tmp_path / "cell", threads=_simulated_threads())
+    federation = InProcessFederation(experiment_of(run), SITES, tmp_path / "cell", threads=simulated_threads())
     finished = federation.run()
     held = saved_weights(run)  # with the initial values of layers that stay at the sites, which the federation has not
     assert_same_bits({name: held[name] for name in federation.weights}, federation.weights)

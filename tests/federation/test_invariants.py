@@ -15,7 +15,7 @@ from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, arrays_sha256, fit_round, load_arrays, seed_of, state_arrays
 from harmofl.experiment import Experiment
 from harmofl.flare.local_amplitude import build_normalization
-from harmofl.flare.site import _simulated_threads
+from harmofl.flare.site import simulated_threads
 from harmofl.tasks import SiteData, resolve_experiment
 from harmofl.tasks.prostate import TASK
 from tests.federation.conftest import Run, RunJob
@@ -89,7 +89,7 @@ class HandSite:
 @pytest.fixture(autouse=True)
 def _as_many_threads_as_the_run() -> Any:
     held = torch.get_num_threads()
-    torch.set_num_threads(_simulated_threads())
+    torch.set_num_threads(simulated_threads())
     yield
     torch.set_num_threads(held)
 

@@ -73,6 +73,7 @@ OTHER = {
     "federation.server_betas": [0.5, 0.9],
     "federation.local_layers": "norm",
     "federation.pooled_data": True,
+    "federation.exchange": "float16",
     "federation.resume_from": None,
     "federation.tracking": "none",
     "demo.overrides": {},

@@ -93,9 +93,9 @@ def _show_costs(console: Console, sites: Sequence[SiteInspection], experiment: E
     needed = training_bytes(experiment)
     data, network, rounds = experiment.data, experiment.network, experiment.federation.rounds
     console.print(
-        f"\nmemory: about {_size(PROCESS_BYTES + needed)} to train with batches of {experiment.training.batch_size} at "
-        f"{data.height} x {data.width}, {network.name} of width {network.width}; "
-        f"{_size(psutil.virtual_memory().available)} are free on this machine"
+        f"\nmemory: about {size_text(PROCESS_BYTES + needed)} to train with batches of {experiment.training.batch_size}"
+        f" at {data.height} x {data.width}, {network.name} of width {network.width}; "
+        f"{size_text(psutil.virtual_memory().available)} are free on this machine"
     )
     try:
         pace: Pace | None = measure_pace(experiment)
@@ -103,10 +103,10 @@ def _show_costs(console: Console, sites: Sequence[SiteInspection], experiment: E
         console.print(f"time: not measured, {error}")
         pace = None
     for site in (site for site in sites if site.report.training_images):
-        line = f"  {site.name}: {_size(site.report.bytes_held)} of images held in memory"
+        line = f"  {site.name}: {size_text(site.report.bytes_held)} of images held in memory"
         if pace is not None:
             seconds = _round_seconds(site, pace, experiment)
-            line += f"; a round about {_duration(seconds)}, {rounds} rounds {_duration(seconds * rounds)}"
+            line += f"; a round about {duration_text(seconds)}, {rounds} rounds {duration_text(seconds * rounds)}"
         console.print(line)
     if pace is not None:
         console.print(f"time: {pace.training:.2g} s for training on an image, from {pace.how}")
@@ -117,11 +117,13 @@ def _round_seconds(site: SiteInspection, pace: Pace, experiment: Experiment) -> 
     return images * pace.training + site.report.validation_images * pace.prediction
 
 
-def _size(count: float) -> str:
+def size_text(count: float) -> str:
+    """A number of bytes for a person."""
     return f"{count / 2**30:.1f} GiB" if count >= 2**30 else f"{count / 2**20:.1f} MiB"
 
 
-def _duration(seconds: float) -> str:
+def duration_text(seconds: float) -> str:
+    """A time for a person."""
     if seconds < 120:
         return f"{seconds:.2g} s" if seconds < 10 else f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} minutes" if seconds < 7200 else f"{seconds / 3600:.1f} hours"

@@ -8,6 +8,7 @@ from pathlib import Path
 from harmofl.app.cli_compare import add_compare, run_compare
 from harmofl.app.cli_evidence import add_report, run_report
 from harmofl.app.cli_model import add_model_commands, run_evaluate, run_export, run_predict
+from harmofl.app.cli_plan import add_plan, run_plan
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -116,6 +117,7 @@ COMMANDS = {
     "evaluate": run_evaluate,
     "export": run_export,
     "report": run_report,
+    "plan": run_plan,
 }
 
 
@@ -133,6 +135,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_set(add_compare(commands))
     add_model_commands(commands)
     add_report(commands)
+    _add_set(add_plan(commands))
     return parser
 
 

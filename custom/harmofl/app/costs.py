@@ -51,7 +51,7 @@ def training_bytes(experiment: Experiment) -> int:
         output = network(images)  # the graph must outlive the sum
     activations = sum(size for address, (_, size) in kept.items() if address not in weights)
     del output
-    halved = 1 if settings.precision == "float32" else 2
+    halved = 2 if settings.precision in ("bfloat16", "float16") else 1  # auto may be float32
     parameters = sum(parameter.numel() * 4 for parameter in network.parameters())
     # FedProx keeps the parameters received, MOON the model received and the site's own of the round before
     copies = COPIES + (settings.proximal_mu > 0) + 2 * (settings.contrastive_weight > 0)

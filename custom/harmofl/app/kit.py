@@ -15,13 +15,22 @@ from harmofl.app.job import JobError
 from harmofl.app.silence import flare_silent
 from harmofl.flare.allowed_names import allowed_names
 from harmofl.flare.progress import FINDINGS
-from harmofl.flare.site import SiteError, minimum_cases, noise_settings, state_root, threads, workers
+from harmofl.flare.site import SiteError, compiles, minimum_cases, noise_settings, state_root, threads, workers
 from harmofl.sections import nearest
 
 WORKSPACE_VARIABLE = "NVFL_WORKSPACE"  # where start.sh runs a kit that lies in a read-only folder
 NOISE_SAMPLE = "provisioning/site/privacy_with_noise.json"
 FILTERS = "harmofl.flare.filters."
-PROPERTIES = ("data_root", "minimum_cases", "device", "workers", "threads", "allowed_names", "amplitude_noise")
+PROPERTIES = (
+    "data_root",
+    "minimum_cases",
+    "device",
+    "workers",
+    "threads",
+    "compile",
+    "allowed_names",
+    "amplitude_noise",
+)
 
 
 class KitError(JobError):
@@ -253,13 +262,8 @@ def _values(properties: Mapping[str, Any]) -> Iterator[Check]:
         if name not in PROPERTIES:
             mend = nearest(name, PROPERTIES).removeprefix("; ") or f"known are {', '.join(PROPERTIES)}"
             yield Check("warning", "privacy.json", f"property {name} is not used", mend)
-    for read in (
-        minimum_cases,
-        workers,
-        threads,
-        allowed_names,
-        noise_settings,
-    ):  # device and data_root have sections of their own
+    # device and data_root have sections of their own
+    for read in (minimum_cases, workers, threads, compiles, allowed_names, noise_settings):
         try:
             read(properties)
         except SiteError as error:

@@ -1,5 +1,6 @@
 """Whether the machine that a kit lies on can run it: processes, ports, GPU, memory, packages."""
 
+import re
 import shutil
 import socket
 import sys
@@ -141,14 +142,15 @@ def check_gpu(kit: Kit, demand: Demand | None) -> Iterator[Check]:
         yield Check("error", "gpu", f"device is {kit.properties()['device']}", str(error))
         yield from _promise(kit, demand, shown)
         return
-    index = int(device.partition(":")[2] or 0)
-    if device.startswith("cuda") and index >= count:
+    indices = [int(number) for number in re.findall(r"\d+", device)] or [0]
+    if device.startswith("cuda") and max(indices) >= count:
         mend = "set device to auto or cpu in privacy.json, or give the container the GPU (--gpus)"
         yield Check("error", "gpu", f"device is {device}, but the machine has {shown}", mend)
     else:
-        where = " (training runs on the CPU)" if not cards or device == "cpu" else ""
+        where = " (training runs on the CPU)" if not cards or device.startswith("cpu") else ""
         yield Check("ok", "gpu", f"device {device}: {shown}{where}")
-    if cards and device != "cpu" and demand and demand.training > cards[min(index, count - 1)].total_memory:
+    least = min((cards[min(index, count - 1)].total_memory for index in indices), default=0) if cards else 0
+    if cards and not device.startswith("cpu") and demand and demand.training > least:
         message = f"training needs {size_text(demand.training)}, the GPU has {shown}"
         yield Check("error", "gpu", message, "ask the lead for a smaller training.batch_size")
     yield from _promise(kit, demand, shown)
@@ -190,7 +192,7 @@ def check_memory(kit: Kit, demand: Demand | None) -> Iterator[Check]:
         yield Check("ok", "memory", f"{size_text(free)} free")
     else:
         on_gpu = kit.kind == "server" or _trains_on_gpu(kit)
-        needed = demand.process + demand.images + (demand.model if on_gpu else demand.training)
+        needed = _processes(kit) * demand.process + demand.images + (demand.model if on_gpu else demand.training)
         said = f"{size_text(free)} free, about {size_text(needed)} needed"
         mend = "end other programs, raise the container's limit, or ask the lead for a smaller training.batch_size"
         yield Check("ok", "memory", said) if free >= needed else Check("error", "memory", said, mend)
@@ -198,15 +200,20 @@ def check_memory(kit: Kit, demand: Demand | None) -> Iterator[Check]:
         yield _shared(kit, demand)
 
 
+def _processes(kit: Kit) -> int:
+    """How many train: one a device, all with the same images mapped into memory."""
+    return str(kit.properties().get("device", "")).count(",") + 1
+
+
 def _trains_on_gpu(kit: Kit) -> bool:
     import torch
 
-    return torch.cuda.is_available() and kit.properties().get("device", "auto") != "cpu"
+    return torch.cuda.is_available() and not str(kit.properties().get("device", "auto")).startswith("cpu")
 
 
 def _shared(kit: Kit, demand: Demand | None) -> Check:
     said = kit.properties().get("workers")
-    workers = said if isinstance(said, int) else demand.workers if demand else 0
+    workers = _processes(kit) * (said if isinstance(said, int) else demand.workers if demand else 0)
     if not SHARED_MEMORY.is_dir():
         return Check("note", "shared memory", f"there is no {SHARED_MEMORY}, so it was not looked at")
     size = shutil.disk_usage(SHARED_MEMORY).free

@@ -183,15 +183,20 @@ class AmplitudeNormalization(torch.nn.Module):
             standardized = zscore(images_BCHW)
             return self._normalized(standardized, target, standardized).to(images_BCHW.dtype)
 
-    def observe(self, images_BCHW: Tensor) -> None:
+    def observe(self, images_BCHW: Tensor, gather: Callable[[Tensor], Tensor] | None = None) -> None:
         """Take one batch into the local statistic: once a batch, before its forward pass; nothing once frozen.
+
+        Args:
+            images_BCHW: the batch, or this process's part of it.
+            gather: makes the statistics of the whole batch of those of its part.
 
         Raises:
             ValueError: the images hold NaN or infinite intensities.
         """
         if self.region == "off" or self._frozen or self.local.settled:
             return
-        self.local.update(self.statistics(images_BCHW))
+        statistics = self.statistics(images_BCHW)
+        self.local.update(statistics if gather is None else gather(statistics))
 
     def statistics(self, images_BCHW: Tensor) -> Tensor:
         """Per-image statistics of a batch after the intensity step, (B, ...) float32; nothing is recorded.

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,10 +13,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step did: ``loss`` of the unperturbed pass (detached, on its device) and whether it was skipped."""
+    """What one step did: ``loss`` of the unperturbed pass and whether it was skipped, both left on the device."""
 
     loss: Tensor
-    skipped: bool
+    skipped: bool | Tensor
 
 
 @contextmanager
@@ -50,8 +50,8 @@ class WeightPerturbation:
     """Step from theta along the gradient at theta + delta, delta = alpha g / ||g|| (HarmoFL Eqs 6-7).
 
     The norm runs over all parameters that have a gradient after the first pass; the others are left alone. With alpha 0
-    every step is a plain one of the base optimizer. After each pass one number is read from the device, the norm that
-    tells whether the gradient is finite; a loss scaler reads its own besides, and nothing else waits for a GPU.
+    every step is a plain one of the base optimizer. With a fused optimizer on a GPU and without a loss scaler nothing
+    is read from the device: whether a gradient can be used is decided there. Else one number is read after each pass.
 
     Args:
         optimizer: the base optimizer, foreach or fused; its ``param_groups`` stay the only ones.
@@ -68,6 +68,7 @@ class WeightPerturbation:
         self.optimizer = optimizer
         self.alpha = alpha
         self.module = module
+        self._room: list[Tensor] = []
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
@@ -82,7 +83,7 @@ class WeightPerturbation:
         """
         parameters = self._parameters()
         norm = float(gradient_norm(parameters))
-        with self._ascended(parameters, norm) if _usable(norm) else nullcontext():
+        with self._ascended(parameters, self.alpha / norm) if _usable(norm) else nullcontext():
             yield
 
     def step(
@@ -104,6 +105,8 @@ class WeightPerturbation:
         Returns:
             The loss of the first pass and whether the step was skipped.
         """
+        if scaler is None and self._fused_on_device():
+            return self._step_on_device(closure, clip_norm)
         loss = self._backward(closure, scaler)
         if self.alpha > 0:
             parameters = self._parameters()
@@ -111,18 +114,53 @@ class WeightPerturbation:
             if not _usable(norm):
                 self._close(scaler)
                 return StepResult(loss, skipped=True)
-            frozen = nullcontext() if self.module is None else frozen_batch_statistics(self.module)
-            with self._ascended(parameters, norm), frozen:
+            with self._ascended(parameters, self.alpha / norm), self._frozen_statistics():
                 self._backward(closure, scaler)
         return StepResult(loss, skipped=not self._descend(scaler, clip_norm))
+
+    def _step_on_device(self, closure: Callable[[], Tensor], clip_norm: float | None) -> StepResult:
+        """The same step without a number read on the way, which would wait for all kernels launched so far.
+
+        Both passes always run; the fused optimizer leaves weights and moments alone where ``found_inf`` says so.
+        """
+        loss = self._backward(closure, None)
+        parameters = self._parameters()
+        if not parameters:  # every layer is frozen
+            return StepResult(loss, skipped=self.alpha > 0)
+        usable = torch.ones((), dtype=torch.bool, device=loss.device)
+        if self.alpha > 0:
+            norm = gradient_norm(parameters)
+            usable = (norm > 0) & torch.isfinite(norm)
+            # in float64, as Python divides on the other path
+            factor = torch.where(usable, self.alpha / norm.double(), 0.0).float()
+            with self._ascended(parameters, factor), self._frozen_statistics():
+                self._backward(closure, None)
+        parameters = self._parameters()
+        norm = gradient_norm(parameters).to(loss.device)
+        skipped = ~(usable & torch.isfinite(norm))
+        if clip_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, clip_norm, norm)
+        self.optimizer.found_inf = skipped.float()  # as a GradScaler hands it over
+        try:
+            self.optimizer.step()
+        finally:
+            del self.optimizer.found_inf
+        return StepResult(loss, skipped)
 
     def state_dict(self) -> dict[str, Any]:
         """Alpha and the whole state of the base optimizer, its moments included."""
         return {"alpha": self.alpha, "optimizer": self.optimizer.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue where ``state_dict`` was taken."""
+        """Continue where ``state_dict`` was taken, also of weights in another memory format.
+
+        Fused optimizers go through weights and moments as they lie in memory.
+        """
         self.optimizer.load_state_dict(state["optimizer"])
+        for parameter, moments in self.optimizer.state.items():
+            for name, moment in moments.items():
+                if isinstance(moment, Tensor) and moment.shape == parameter.shape:
+                    moments[name] = torch.empty_like(parameter, dtype=moment.dtype, requires_grad=False).copy_(moment)
         self.alpha = float(state["alpha"])
 
     def _parameters(self) -> list[Tensor]:
@@ -143,16 +181,21 @@ class WeightPerturbation:
             torch._foreach_mul_([parameter.grad for parameter in parameters], 1.0 / scaler.get_scale())
         return float(gradient_norm(parameters))
 
+    def _fused_on_device(self) -> bool:
+        groups = self.optimizer.param_groups
+        return all(group.get("fused") and group["params"][0].device.type != "cpu" for group in groups)
+
+    def _frozen_statistics(self) -> AbstractContextManager[None]:
+        return nullcontext() if self.module is None else frozen_batch_statistics(self.module)
+
     @contextmanager
-    def _ascended(self, parameters: list[Tensor], norm: float) -> Iterator[None]:
+    def _ascended(self, parameters: list[Tensor], factor: float | Tensor) -> Iterator[None]:
+        saved, self._room = self._room_for(parameters), []  # taken: another perturbation inside this one gets its own
         with torch.no_grad():
-            saved = [torch.empty_like(parameter) for parameter in parameters]
             torch._foreach_copy_(saved, parameters)
         try:
             with torch.no_grad():
-                gradients = [parameter.grad for parameter in parameters]
-                # Not foreach_add with its alpha: that takes the factor in the weights' type, too large for float16.
-                torch._foreach_add_(parameters, torch._foreach_mul(gradients, self.alpha / norm))
+                self._ascend(parameters, factor)
             # An autocast around the whole step holds half-precision copies of the weights.
             torch.clear_autocast_cache()
             yield
@@ -160,6 +203,22 @@ class WeightPerturbation:
             with torch.no_grad():
                 torch._foreach_copy_(parameters, saved)
             torch.clear_autocast_cache()
+            self._room = saved
+
+    @staticmethod
+    def _ascend(parameters: list[Tensor], factor: float | Tensor) -> None:
+        gradients = [parameter.grad for parameter in parameters]
+        if isinstance(factor, Tensor) or any(parameter.dtype != torch.float32 for parameter in parameters):
+            # foreach_add takes its factor as a number, and in the weights' type, too large for float16
+            torch._foreach_add_(parameters, torch._foreach_mul(gradients, factor))
+        else:
+            torch._foreach_add_(parameters, gradients, alpha=factor)
+
+    def _room_for(self, parameters: list[Tensor]) -> list[Tensor]:
+        """Where weights lie while they are perturbed; kept from step to step, for fresh pages cost more than copies."""
+        if [_form(room) for room in self._room] != [_form(parameter) for parameter in parameters]:
+            self._room = [torch.empty_like(parameter, requires_grad=False) for parameter in parameters]
+        return self._room
 
     def _descend(self, scaler: torch.amp.GradScaler | None, clip_norm: float | None) -> bool:
         """Step the base optimizer from the gradients at hand; False when they are not finite."""
@@ -188,3 +247,7 @@ class WeightPerturbation:
 
 def _usable(norm: float) -> bool:
     return 0 < norm < math.inf
+
+
+def _form(tensor: Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.stride(), tensor.dtype, tensor.device

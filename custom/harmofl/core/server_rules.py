@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harmofl.core.aggregation import ContributionError, StreamingMean, check_contribution
+from harmofl.core.aggregation import ContributionError, StreamingMean
 from harmofl.experiment import FederationSettings, TrainingSettings
 
 Arrays = Mapping[str, np.ndarray]
@@ -39,7 +39,7 @@ class RoundMean:
 
     def __init__(self, reference: Arrays, parameters: frozenset[str], tau: Callable[[int], float] | None) -> None:
         """Prepare for differences with the names and shapes of `reference`."""
-        self._reference, self._parameters, self._tau = reference, parameters, tau
+        self._parameters, self._tau = parameters, tau
         self._mean = StreamingMean(reference)
         self._weighted_steps: list[float] = []
         self._weights: list[float] = []
@@ -58,12 +58,12 @@ class RoundMean:
             steps: training steps that moved the weights.
 
         Raises:
-            ContributionError: see `check_contribution`; also no number of steps where the rule needs one.
+            ContributionError: see `StreamingMean.check`; also no number of steps where the rule needs one.
         """
         if self._tau is None:
             self._mean.add(difference, weight)
             return
-        check_contribution(difference, self._reference, weight)
+        self._mean.check(difference, weight)
         tau = self._tau(steps)
         per_step = {
             name: np.asarray(value, np.float64) / tau if name in self._parameters else value

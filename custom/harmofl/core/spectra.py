@@ -18,9 +18,9 @@ Region = Literal["off", "dc", "low", "full", "site_gain"]
 
 STD_FLOOR = 1e-6
 PHASE_FLOOR = 1e-6  # of the largest coefficient: float32 transforms leave noise of about 1e-7 of it in every other one
-# Temporaries take four times a chunk. One image of 3 x 384 x 384 stays in a CPU's cache; on other devices launches cost
-# more than cache misses, and an eighth of the batch keeps output and temporaries within 1.5 times the batch.
-CACHED_VALUES = 442_368
+# Temporaries take four times a chunk. One image of 3 x 384 x 384, or twelve of 96 x 96, stay in a CPU's cache; on other
+# devices launches cost more than cache misses. Both keep output and temporaries of a batch within 1.5 times the batch.
+CACHED_VALUES = 331_776
 CHUNKS_ON_DEVICE = 8
 
 
@@ -138,12 +138,11 @@ def replace_amplitude(
     with torch.no_grad(), torch.autocast(images_BCHW.device.type, enabled=False):
         result = torch.empty_like(images_BCHW, dtype=torch.float32) if out is None else out
         target = target.to(images_BCHW.device, torch.float32)
-        for rows in _chunks(images_BCHW):
-            images = images_BCHW[rows].float()
-            if region == "dc":
-                torch.add(images, target / (height * width) - images.mean((-2, -1), keepdim=True), out=result[rows])
-                continue
-            spectrum = torch.fft.rfft2(images.contiguous())
+        if region == "dc":
+            mean = images_BCHW.mean((-2, -1), keepdim=True, dtype=torch.float32)
+            torch.add(images_BCHW, target / (height * width) - mean, out=result)
+        for rows in _chunks(images_BCHW) if region != "dc" else ():
+            spectrum = torch.fft.rfft2(images_BCHW[rows].float().contiguous())
             _set_amplitude(spectrum, target, whole=region == "full")
             result[rows] = torch.fft.irfft2(spectrum, s=(height, width))
         return result if out is not None else result.to(images_BCHW.dtype)
@@ -156,7 +155,7 @@ def apply_gain(images_BCHW: Tensor, gain: Tensor, out: Tensor | None = None) -> 
         result = torch.empty_like(images_BCHW, dtype=torch.float32) if out is None else out
         for rows in _chunks(images_BCHW):
             spectrum = torch.fft.rfft2(images_BCHW[rows].float().contiguous())
-            torch.view_as_real(spectrum).mul_(gain.unsqueeze(-1))
+            spectrum.mul_(gain)
             result[rows] = torch.fft.irfft2(spectrum, s=(height, width))
         return result if out is not None else result.to(images_BCHW.dtype)
 
@@ -210,9 +209,17 @@ def _set_amplitude(spectrum: Tensor, target: Tensor, whole: bool) -> None:
 
 
 def _scale_to(spectrum: Tensor, power: Tensor, target: Tensor, floor: Tensor) -> None:
-    ratio = torch.where(power > floor, power.rsqrt().mul_(target), 1.0)
-    torch.view_as_real(spectrum).mul_(ratio.unsqueeze(-1))
-    spectrum.real.add_(torch.where(power == 0, target, 0.0))
+    # complex times real: twice as fast as a product of the pair of real numbers with a broadcast ratio
+    spectrum.mul_(power.rsqrt().mul_(target).masked_fill_(power <= floor, 1.0))
+    if _may_hold_zero(power):
+        spectrum.real.add_(torch.where(power == 0, target, 0.0))
+
+
+def _may_hold_zero(power: Tensor) -> bool:
+    """Zeros are rare, and their pass costs as much as the replacement; a device or a trace cannot be asked cheaply."""
+    if power.device.type != "cpu" or torch.compiler.is_compiling():
+        return True
+    return power.numel() > 0 and float(power.amin()) == 0
 
 
 def _low_reach(height: int, width: int, low_fraction: float) -> int:

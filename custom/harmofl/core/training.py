@@ -6,15 +6,17 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.augmentation import flip_and_rotate
+from harmofl.core.loading import batches
+from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 
 Arrays = Mapping[str, np.ndarray]
@@ -42,6 +44,7 @@ class RoundSettings:
     clip_norm: float | None
     precision: str
     workers: int = 0
+    compile: bool = False
 
 
 @dataclass(frozen=True)
@@ -69,23 +72,24 @@ def build_optimizer(network: nn.Module, name: str, learning_rate: float, momentu
 
 
 def autocast(device: torch.device, precision: str) -> Any:
-    """Mixed precision for `bfloat16` and `float16`; nothing for `float32`."""
+    """Mixed precision for `bfloat16` and `float16`; nothing for `float32`; `auto` is bfloat16 on a GPU that has it."""
+    if precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
+        precision = "bfloat16"
     return torch.autocast(device.type, dtype=_DTYPES[precision]) if precision in _DTYPES else nullcontext()
 
 
-def batches(
-    dataset: "Dataset[tuple[Tensor, Tensor]]", batch_size: int, generator: torch.Generator | None, workers: int = 0
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """Batches of a data set, shuffled by `generator` or, without one, in order; the last one may be smaller."""
-    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
-        dataset,
-        batch_size=batch_size,
-        shuffle=generator is not None and len(dataset) > 0,  # a shuffle of nothing raises
-        generator=generator,
-        num_workers=workers,
-        pin_memory=torch.cuda.is_available(),
-    )
-    yield from loader
+def memory_format(is_compiled: bool) -> torch.memory_format:
+    """How networks and batches lie in memory."""
+    return torch.contiguous_format if is_compiled else torch.channels_last
+
+
+def compiled(network: nn.Module) -> nn.Module:
+    """A network whose forward pass runs through torch.compile, with the same parameters; compiled when first called.
+
+    Neither network nor compiler may choose channels_last: the code that torch 2.13 makes for the gradient of the
+    U-Net's padding expects the other layout and stops.
+    """
+    return cast(nn.Module, torch.compile(network, options={"layout_optimization": False}))
 
 
 def fit_round(
@@ -99,6 +103,7 @@ def fit_round(
     seed: int,
     should_stop: Callable[[], bool] = lambda: False,
     terms: Sequence[LossTerm] = (),
+    group: ProcessGroup = ALONE,
 ) -> RoundResult:
     """Train `network` in place for one round (Algorithm 1, inner loop).
 
@@ -106,7 +111,7 @@ def fit_round(
     perturbed step.
 
     Args:
-        network: on its device, in channels_last memory format.
+        network: on its device, in the memory format `memory_format(settings.compile)`.
         normalization: on the same device; its statistics move unless it is frozen.
         optimizer: around the network's parameters.
         loss: scalar loss of logits in float32 and targets.
@@ -114,7 +119,10 @@ def fit_round(
         settings: batch size, epochs and precision.
         seed: decides the order of the images and the augmentation, nothing else does.
         should_stop: asked before every batch.
-        terms: added to the loss of each pass, called with the normalized batch after the network has seen it.
+        terms: added to the loss of each pass, called with the normalized batch after the network has seen it; each the
+            mean of something over images or a function of the weights alone.
+        group: the processes that share each batch, all of which call this with equal arguments; the result is that
+            of one process up to rounding, and equal in all.
 
     Raises:
         TrainingError: the data set is empty, or not one step had finite loss and gradients above 0.
@@ -122,46 +130,65 @@ def fit_round(
     """
     device = next(network.parameters()).device
     scaler = torch.amp.GradScaler(device.type) if settings.precision == "float16" else None
+    model = group.wrapped(compiled(network) if settings.compile else network)
 
-    def batch_loss(inputs: Tensor, targets: Tensor) -> Tensor:
+    def batch_loss(inputs: Tensor, targets: Tensor, count: int) -> Tensor:
         with autocast(device, settings.precision):
-            logits = network(inputs)
-        return sum((term(inputs) for term in terms), start=loss(logits.float(), targets))
+            logits = model(inputs)
+        own = loss(group.gathered(logits.float(), count), targets)
+        return group.total(own, [term(inputs) for term in terms], count)
 
     losses: list[Tensor] = []
-    images_seen = skipped = 0
+    skipped: int | Tensor = 0
+    images_seen = 0
     network.train()
-    for images, targets in _augmented_batches(dataset, settings, seed, device):
+    for images, targets, count in _augmented_batches(dataset, settings, seed, device, group):
         if should_stop():
             raise TrainingStoppedError("stopped between two batches")
-        normalization.observe(images)
-        normalized = normalization(images).contiguous(memory_format=torch.channels_last)
-        outcome = optimizer.step(partial(batch_loss, normalized, targets), scaler, settings.clip_norm)
-        skipped += int(outcome.skipped)
+        normalization.observe(images, partial(group.gathered, count=count))
+        normalized = normalization(images).contiguous(memory_format=memory_format(settings.compile))
+        closure = partial(batch_loss, normalized, group.gathered(targets, count), count)
+        outcome = optimizer.step(closure, scaler, settings.clip_norm)
+        skipped = skipped + outcome.skipped
         losses.append(outcome.loss)
-        images_seen += len(images)
+        images_seen += count
     if not losses:
         raise TrainingError("no training image: the training split is empty")
+    return _finished(losses, int(skipped), images_seen)
+
+
+def _finished(losses: list[Tensor], skipped: int, images: int) -> RoundResult:
+    """What a round did; loss and skipped steps stay on the device until here, for to read them is to wait."""
     if skipped == len(losses):
         raise TrainingError(
             f"none of {skipped} steps had finite loss and gradients above 0; lower training.learning_rate, or, where "
             "the loss is 0, do the targets hold anything that counts?"
         )
-    return RoundResult(len(losses), skipped, images_seen, float(torch.stack(losses).nanmean()))
+    return RoundResult(len(losses), skipped, images, float(torch.stack(losses).nanmean()))
 
 
 def _augmented_batches(
-    dataset: "Dataset[tuple[Tensor, Tensor]]", settings: RoundSettings, seed: int, device: torch.device
-) -> Iterator[tuple[Tensor, Tensor]]:
-    """The shuffled batches of all epochs of a round, on the device, augmented there."""
+    dataset: "Dataset[tuple[Tensor, Tensor]]",
+    settings: RoundSettings,
+    seed: int,
+    device: torch.device,
+    group: ProcessGroup,
+) -> Iterator[tuple[Tensor, Tensor, int]]:
+    """This process's part of the shuffled batches of all epochs of a round, augmented on the device.
+
+    With each comes the number of images of the whole batch.
+    """
     order = torch.Generator().manual_seed(seed)
+    items: Any = dataset
     for _ in range(settings.epochs):
-        for batch, target_batch in batches(dataset, settings.batch_size, order, settings.workers):
-            images = batch.to(device, non_blocking=True)
-            targets = target_batch.to(device, non_blocking=True)
+        left = len(items)
+        for images, targets in batches(dataset, settings.batch_size, order, settings.workers, device, group=group):
+            count = min(settings.batch_size, left)
+            left -= count
             if settings.augmentation == "flip_rotate":
-                images, targets = flip_and_rotate(images, targets, order)
-            yield images, targets
+                yield *flip_and_rotate(images, targets, order, count, group.rows(count)), count
+            else:
+                yield images, targets, count
 
 
 @torch.no_grad()

@@ -262,14 +262,16 @@ def _other_format(suffix: str, paths: list[Path]) -> Finding:
 
 
 def read_site_images(
-    cases: Sequence[NucleiCase], classes: Sequence[str] = (NUCLEUS,)
+    cases: Sequence[NucleiCase],
+    classes: Sequence[str] = (NUCLEUS,),
+    read: Callable[[NucleiCase, Sequence[str]], NucleiImage] = read_nuclei,
 ) -> tuple[list[NucleiImage], list[Finding]]:
     """Read all cases of a site; a case that cannot be used becomes a finding and is left out."""
     images: list[NucleiImage] = []
     findings: list[Finding] = []
     for case in cases:
         try:
-            image = read_nuclei(case, classes)
+            image = read(case, classes)
         except CaseError as error:
             findings.append(error.finding)
         else:

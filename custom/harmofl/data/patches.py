@@ -151,11 +151,16 @@ class Patches(Dataset[tuple[Tensor, Tensor]]):
         Raises:
             UnreadablePatchesError: if more patches than the limit cannot be read, or none of this label can.
         """
+        image, label = self.stored(item)
+        return image.contiguous().float().div_(255), label
+
+    def stored(self, item: int) -> tuple[Tensor, Tensor]:
+        """Return the same in uint8, the image in 0..255."""
         position = range(len(self))[item]
         for candidate in self._same_label(position):
             image = self._image(candidate)
             if image is not None:
-                return image, torch.tensor(self.labels[position])
+                return image, torch.from_numpy(self.labels)[position]
         message = f"no {LABELS[self.labels[position]]} patch can be read ({len(self.bad())} of {len(self)} are bad)"
         raise UnreadablePatchesError(f"{message}; check the disk and export the patches again")
 
@@ -209,14 +214,14 @@ class Patches(Dataset[tuple[Tensor, Tensor]]):
         yield from np.roll(same, -start)[:-1].tolist()
 
     def _image(self, position: int) -> Tensor | None:
-        if self._marks[position]:
+        if self._marks.numpy()[position]:  # a tensor takes microseconds to tell
             return None
         try:
             picture, _ = self._decode(position)
         except CaseError as error:
             self._mark(position, error)
             return None
-        return torch.from_numpy(picture).permute(2, 0, 1).contiguous().float().div_(255)
+        return torch.from_numpy(picture).permute(2, 0, 1)
 
     def _decode(self, position: int) -> tuple[Picture, list[Finding]]:
         name = self.index.name(int(self.rows[position]))

@@ -8,6 +8,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from harmofl.data.findings import CaseError, Finding, refusal
+from harmofl.data.plain_png import read_plain_png
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF")
 MOST_PIXELS = 64_000_000  # 8,000 x 8,000; whole slides belong cut into patches
@@ -49,6 +50,10 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     """
     if not path.is_file():  # opening a pipe would wait for ever
         raise refusal("missing_image", subject, "there is no such file", "restore it or remove it from the list")
+    if path.suffix.casefold() == ".png":
+        plain = read_plain_png(path, MOST_PIXELS)
+        if plain is not None:
+            return plain, []
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # sizes are checked here; damaged tags are not worth a line each

@@ -48,13 +48,19 @@ class NucleiTiles(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, item: int) -> tuple[Tensor, Tensor]:
         """Return image (3, S, S) float32 in 0..1 and target (S, S) int64 of one tile."""
+        image, target = self.stored(item)
+        return image.float() / 255, target.long()
+
+    def stored(self, item: int) -> tuple[Tensor, Tensor]:
+        """Return the same tile in uint8, the image in 0..255."""
         position, top, left = self._index[item]
         image, size = self.images[position], self.size
         tile = image.image[top : top + size, left : left + size]
         target = image.target[top : top + size, left : left + size]
         rows, columns = size - target.shape[0], size - target.shape[1]
-        padded = np.pad(target, ((0, rows), (0, columns)), constant_values=IGNORED)
-        return image_tensor(_reflected(tile, rows, columns)), torch.from_numpy(padded).long()
+        if rows or columns:
+            target = np.pad(target, ((0, rows), (0, columns)), constant_values=IGNORED)
+        return torch.from_numpy(_reflected(tile, rows, columns)).permute(2, 0, 1), torch.from_numpy(target)
 
 
 def tile_starts(length: int, size: int) -> list[int]:

@@ -1,24 +1,18 @@
 """Volumes of the size an experiment trains on, decoded once and kept in the site's own cache."""
 
-import hashlib
-import json
-import os
-import tempfile
-import zipfile
-import zlib
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harmofl.data.findings import CaseError, DataRootError, Finding
+from harmofl.data.decoded import Decoded, DecodedCache
+from harmofl.data.findings import CaseError, Finding
 from harmofl.data.layout import Case
 from harmofl.data.pairs import ImagePair, read_pair
 
 PIPELINE_VERSION = 1  # raise it whenever the same files would give other voxels or findings
-UNREADABLE_ENTRY = (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile, zlib.error)
 
 
 @dataclass(frozen=True)
@@ -118,17 +112,14 @@ def _window_is_open(image: np.ndarray, upper: float) -> bool:
 
 
 class VolumeCache:
-    """Decoded volumes of one site on its own disk, keyed by the content of the files.
-
-    Stands in for MONAI's PersistentDataset, whose import takes longer than reading a site's cache, whose write is not
-    atomic between file systems, and which stops at a truncated entry instead of decoding again.
+    """Volumes of one site at an experiment's size, each decoded once.
 
     Args:
-        folder: where entries are kept; only the owner may read it, for they are patient images.
+        folder: of the site's cache of decoded files.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder
+        self._decoded = DecodedCache(folder)
 
     def read(self, case: Case, settings: VolumeSettings) -> Volume:
         """Return the case from the cache, or decode and keep it.
@@ -137,68 +128,20 @@ class VolumeCache:
             CaseError: if the case cannot be used; this too is remembered.
             DataRootError: if the cache lies in the folder of the case.
         """
-        if self.folder.resolve().is_relative_to(case.image.parent.resolve()):
-            raise DataRootError(f"the cache {self.folder} lies in the data folder, which is never written to; move it")
-        try:
-            entry = self.folder / f"{content_key(case, settings)}.npz"
-        except OSError:  # no content, no key: decoding says what is wrong
-            return read_volume(case, settings)
-        stored = _load(entry, case.name)
-        if isinstance(stored, Finding):
-            raise CaseError(stored)
-        return stored or self._decode(case, settings, entry)
 
-    def _decode(self, case: Case, settings: VolumeSettings, entry: Path) -> Volume:
-        try:
+        def decode() -> Decoded:
             volume = read_volume(case, settings)
-        except CaseError as error:
-            self._keep(entry, {}, {"refusal": asdict(error.finding)})
-            raise
-        about = {"spacing": volume.spacing, "findings": [asdict(finding) for finding in volume.findings]}
-        problem = self._keep(entry, {"image": volume.image, "mask": volume.mask}, about)
-        return replace(volume, findings=(*volume.findings, problem)) if problem else volume
+            arrays = {"image": volume.image, "mask": volume.mask}
+            return Decoded(arrays, {"spacing": list(volume.spacing)}, volume.findings)
 
-    def _keep(self, entry: Path, arrays: dict[str, np.ndarray], about: dict[str, Any]) -> Finding | None:
-        """Write an entry under another name first, so that no reader ever sees half of one."""
-        try:
-            self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as stream:
-                try:
-                    np.savez(stream, about=np.array(json.dumps(about)), **arrays)  # type: ignore[arg-type]
-                    stream.close()
-                    os.replace(stream.name, entry)
-                except BaseException:
-                    Path(stream.name).unlink(missing_ok=True)
-                    raise
-        except OSError as error:
-            message = f"decoded volumes cannot be kept ({error.strerror}), each process decodes again"
-            return Finding("warning", "cache_not_written", self.folder.name, message, "free or open this folder")
-        return None
+        held = self._decoded.read(_recipe(case, settings), (case.image, case.mask), decode)
+        thickness, row, column = held.about["spacing"]
+        return Volume(case.name, held.arrays["image"], held.arrays["mask"], (thickness, row, column), held.findings)
 
 
-def content_key(case: Case, settings: VolumeSettings) -> str:
-    """Return the name of a cache entry: a hash of both files, their names, the settings and the pipeline's version."""
-    digest = hashlib.blake2b(digest_size=20)
-    digest.update(json.dumps([PIPELINE_VERSION, asdict(settings), case.image.name, case.mask.name]).encode())
-    for path in (case.image, case.mask):
-        content = path.read_bytes()
-        digest.update(len(content).to_bytes(8, "big"))
-        digest.update(content)
-    return digest.hexdigest()
-
-
-def _load(entry: Path, name: str) -> Volume | Finding | None:
-    """Return what an entry holds, a volume or why the case was refused; None if it is missing or damaged."""
-    try:
-        with np.load(entry, allow_pickle=False) as stored:  # zip keeps a checksum of each array
-            about = json.loads(str(stored["about"]))
-            if "refusal" in about:
-                return Finding(**about["refusal"])
-            thickness, row, column = about["spacing"]
-            findings = tuple(Finding(**finding) for finding in about["findings"])
-            return Volume(name, stored["image"], stored["mask"], (thickness, row, column), findings)
-    except UNREADABLE_ENTRY:
-        return None
+def _recipe(case: Case, settings: VolumeSettings) -> list[Any]:
+    """What decides a volume beside the content of its files; findings name the files."""
+    return ["volume", PIPELINE_VERSION, asdict(settings), case.image.name, case.mask.name]
 
 
 def read_site(

@@ -58,10 +58,16 @@ class SliceWindows(Dataset[tuple[Tensor, Tensor]]):
 
     def __getitem__(self, item: int) -> tuple[Tensor, Tensor]:
         """Return image (2 n + 1, H, W) float32 and mask (H, W) int64 of one window."""
+        image, mask = self.stored(item)
+        return image.float(), mask.long()
+
+    def stored(self, item: int) -> tuple[Tensor, Tensor]:
+        """Return the same window in the types of the volume, a view of it where no border is near."""
         position, index = self._index[item]
-        volume = self.volumes[position]
-        window = volume.image[_neighborhood(index, len(volume.image), self.neighbors)]
-        return torch.from_numpy(window).float(), torch.from_numpy(volume.mask[index]).long()
+        volume, reach = self.volumes[position], self.neighbors
+        inside = reach <= index < len(volume.image) - reach
+        taken = slice(index - reach, index + reach + 1) if inside else _neighborhood(index, len(volume.image), reach)
+        return torch.from_numpy(volume.image[taken]), torch.from_numpy(volume.mask[index])
 
 
 def volume_windows(volume: Volume, neighbors: int = 1) -> Tensor:

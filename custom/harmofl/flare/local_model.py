@@ -9,10 +9,10 @@ import torch
 from torch import nn
 
 from harmofl.core.partition import Partition, partition_of, select
-from harmofl.core.training import TrainingError, load_arrays, state_arrays
+from harmofl.core.training import TrainingError, array_difference, load_arrays, state_arrays
 from harmofl.experiment import Experiment
 from harmofl.flare.state import SiteState
-from harmofl.flare.wire import Arrays
+from harmofl.flare.wire import Arrays, in_exchange_type
 from harmofl.tasks import untrained_network
 
 _LOCAL, _TRAINED = "local", "trained"
@@ -62,6 +62,10 @@ class LocalModel:
     def shared(self, network: nn.Module) -> dict[str, np.ndarray]:
         """What of a network travels, as copies."""
         return select(state_arrays(network), self._partition(network).shared)
+
+    def change(self, before: Arrays, network: nn.Module) -> Arrays:
+        """What training added to what travels, in the type in which it travels."""
+        return in_exchange_type(array_difference(before, self.shared(network)), self._experiment.federation.exchange)
 
     def remembered(self, network: nn.Module) -> dict[str, Any]:
         """What the next task needs of a trained network, for the site's state."""

@@ -1,9 +1,9 @@
 """What a site computes for each task: amplitude statistic, one round of training, evaluation."""
 
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import astuple, replace
 from functools import cached_property
 from logging import Logger
 from pathlib import Path
@@ -14,28 +14,29 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
-from harmofl.core.loss_terms import loss_terms
+from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
-    RoundSettings,
+    RoundResult,
     TrainingStoppedError,
-    array_difference,
     arrays_sha256,
     batches,
-    build_optimizer,
-    fit_round,
+    memory_format,
     predict,
     seed_of,
 )
 from harmofl.experiment import Experiment
+from harmofl.flare.devices import check_several, main_device, make_deterministic
 from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
+from harmofl.flare.local_processes import Assignment, shared_round
 from harmofl.flare.pooled_data import pooled
-from harmofl.flare.progress import FINDINGS
+from harmofl.flare.progress import FINDINGS, log_findings
+from harmofl.flare.round_start import RoundStart, failed_to_compile, round_optimizer, round_settings
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.state import SiteState
 from harmofl.flare.wire import AmplitudeStatistic, Arrays, ModelMessage, UpdateMessage
-from harmofl.tasks import Evaluation, SiteData, load_task
+from harmofl.tasks import Evaluation, SiteData, load_task, untrained_network
 
 MOST_WORKERS = 4  # decoding patches keeps up with a GPU then
 
@@ -64,7 +65,7 @@ class Participant:
             pool: in a run on pooled data the data root of every site by name, None for demo data; the first trains.
         """
         self._experiment, self._pool = experiment, dict(pool or {})
-        self._site = site
+        self._site, self._run_id = site, run_id
         self._state = SiteState(site.state_root / "state", run_id)
         self._should_stop = should_stop
         self._logger = logger
@@ -102,19 +103,10 @@ class Participant:
         return self._task.open_site(cases, name, experiment, folder / "cache")
 
     def _log_findings(self, data: SiteData) -> None:
-        """Log what was found once a run, not in every task; files with the same notice share a line."""
-        if self._state.load_once("findings") is not None:
-            return
-        notices: dict[str, list[str]] = {}
-        for finding in data.findings:
-            if finding.severity == "notice":
-                notices.setdefault(finding.message, []).append(finding.subject)
-            else:
-                FINDINGS.warning(str(finding))
-        for message, subjects in notices.items():
-            more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
-            FINDINGS.info(f"notice: {subjects[0]}{more}: {message}")
-        self._state.save_once("findings", {"count": len(data.findings)})
+        """Log what was found once a run, not in every task."""
+        if self._state.load_once("findings") is None:
+            log_findings(data.findings)
+            self._state.save_once("findings", {"count": len(data.findings)})
 
     def _log_late_findings(self) -> None:
         """Log what came up while training or scoring decoded files."""
@@ -124,9 +116,9 @@ class Participant:
     @cached_property
     def _amplitude(self) -> LocalAmplitude:
         def images(dataset: "Dataset[Any]") -> Iterator[Tensor]:
-            for batch, _ in batches(dataset, self._experiment.training.batch_size, None, self._workers):
+            for batch, _ in batches(dataset, self._experiment.training.batch_size, None, self._workers, self.device):
                 self._stop_if_asked()
-                yield batch.to(self.device)
+                yield batch
 
         return LocalAmplitude(
             self._experiment,
@@ -140,19 +132,8 @@ class Participant:
 
     @cached_property
     def device(self) -> torch.device:
-        """The device that this site's settings name, or the GPU where there is one."""
-        if self._site.device == "auto":
-            return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        if self._site.device.startswith("cuda") and not torch.cuda.is_available():
-            raise SiteError("no_gpu", f"site {self._site.name} asks for a GPU and has none; set device to auto or cpu")
-        return torch.device(self._site.device)
-
-    def _make_deterministic(self) -> None:
-        """Let CUDA choose repeatable kernels; the few that have none warn and go on."""
-        if self.device.type == "cuda":
-            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-            torch.backends.cudnn.benchmark = False
-            torch.use_deterministic_algorithms(True, warn_only=True)
+        """The first device that this site's settings name, or the GPU where there is one."""
+        return main_device(self._site)
 
     def estimate_amplitude(self) -> UpdateMessage:
         """The mean of the training images' amplitude statistics, as far as it may leave (`before_training`)."""
@@ -167,7 +148,7 @@ class Participant:
             best_round: the best one so far, whose local layers are kept.
         """
         started = time.monotonic()
-        self._make_deterministic()
+        make_deterministic(self.device)
         self._local.keep_best(best_round)
         network = self._placed(self._local.before_round(received.weights, round_number))
         normalization = self._normalization(received.amplitude)
@@ -178,19 +159,12 @@ class Participant:
         if not self._trains:
             return UpdateMessage(numbers=numbers | {"seconds": round(time.monotonic() - started, 2)})
         optimizer = self._optimizer(network, round_number)
-        result = fit_round(
-            network,
-            normalization,
-            optimizer,
-            self._task.loss(),
-            self.data.training,
-            settings=self._round_settings(),
-            seed=seed_of(self._experiment.seed, self._site.name, round_number),
-            should_stop=self._should_stop,
-            terms=loss_terms(self._experiment.training, network, self._local.previous(round_number)),
-        )
+        seed = seed_of(self._experiment.seed, self._site.name, round_number)
+        start = RoundStart(network, normalization, optimizer, self._local.previous(round_number), seed)
+        with self._group(start) as (group, should_stop):
+            result = self._fit(start, should_stop, group)
         self._log_late_findings()
-        difference = array_difference(before, self._local.shared(network))
+        difference = self._local.change(before, network)
         statistic = None if received.amplitude is not None else self._amplitude.of_first_round(normalization)
         kept = self._local.remembered(network)
         self._state.save_round(round_number, {"optimizer": optimizer.state_dict(), **kept})
@@ -202,6 +176,19 @@ class Participant:
             "seconds": round(time.monotonic() - started, 2),
         }
         return UpdateMessage(difference, statistic, numbers)
+
+    def take_part(self, packed: bytes, group: ProcessGroup) -> None:
+        """Train this process's part of a round that another process of this site began; the result is that one's.
+
+        Args:
+            packed: what that process packed of its `RoundStart`.
+            group: of both.
+        """
+        make_deterministic(self.device)
+        network = self._placed(untrained_network(self._experiment))
+        normalization = build_normalization(self._experiment, self._task.in_channels).to(self.device)
+        start = RoundStart.unpacked(packed, network, normalization, round_optimizer(self._experiment, network))
+        self._fit(start, self._should_stop, group)
 
     def evaluate(self, received: ModelMessage, best_round: int | None = None) -> UpdateMessage:
         """Score the final and the best model on the test data, which no other task touches.
@@ -237,7 +224,7 @@ class Participant:
         return self._normalization(amplitude)
 
     def _placed(self, network: nn.Module) -> nn.Module:
-        return network.to(self.device, memory_format=torch.channels_last)
+        return network.to(self.device, memory_format=memory_format(self._site.compile))
 
     def _normalization(self, amplitude: AmplitudeStatistic | None) -> AmplitudeNormalization:
         normalization = build_normalization(self._experiment, self._task.in_channels).to(self.device)
@@ -250,10 +237,8 @@ class Participant:
 
     def _optimizer(self, network: nn.Module, round_number: int) -> WeightPerturbation:
         """The optimizer of a round, with the moments of the one before where they are kept."""
-        given = self._experiment.training
-        inner = build_optimizer(network, given.optimizer, given.learning_rate, given.momentum, given.weight_decay)
-        optimizer = WeightPerturbation(inner, self._experiment.perturbation.alpha, network)
-        if given.keep_moments and round_number > 0:
+        optimizer = round_optimizer(self._experiment, network)
+        if self._experiment.training.keep_moments and round_number > 0:
             self._restore(optimizer, round_number)
         return optimizer
 
@@ -264,9 +249,9 @@ class Participant:
             return
         optimizer.load_state_dict(held["optimizer"])
 
-    @property
+    @cached_property
     def _workers(self) -> int:
-        """Loader processes: the site's, else some where a task decodes images when asked for them."""
+        """Loader processes: the site's, else some where a task decodes images when asked for them; kept as it is."""
         if self._site.workers is not None:
             return self._site.workers
         return min(MOST_WORKERS, torch.get_num_threads()) if self._task.decodes_on_access else 0
@@ -280,16 +265,25 @@ class Participant:
 
         return self._task.evaluate(logits, split, workers=self._workers)
 
-    def _round_settings(self) -> RoundSettings:
-        settings = self._experiment.training
-        return RoundSettings(
-            batch_size=settings.batch_size,
-            epochs=settings.local_epochs,
-            augmentation=settings.augmentation,
-            clip_norm=settings.clip_norm,
-            precision=settings.precision,
-            workers=self._workers,
-        )
+    def _group(self, start: RoundStart) -> AbstractContextManager[tuple[ProcessGroup, Callable[[], bool]]]:
+        """The processes that share a round, and what to ask between its batches."""
+        if len(self._site.devices) == 1:
+            return nullcontext((ALONE, self._should_stop))
+        check_several(self._site, start.network)
+        site = replace(self._site, workers=self._workers)  # the batches of one process need equally many
+        assignment = Assignment(self._experiment, site, self._run_id, self._pool, self._task, start.packed())
+        return shared_round(assignment, self._should_stop)
+
+    def _fit(self, start: RoundStart, should_stop: Callable[[], bool], group: ProcessGroup) -> RoundResult:
+        how = round_settings(self._experiment, self._workers, self._site.compile)
+        try:
+            return start.fit(
+                self._experiment, how, self._task.loss(), self.data.training, should_stop=should_stop, group=group
+            )
+        except Exception as error:
+            if how.compile and (refused := failed_to_compile(error, self._site)):
+                raise refused from None
+            raise
 
     def _counts(self) -> dict[str, Any]:
         data = self.data

@@ -6,8 +6,11 @@ file that no one streams, copies or reads but the site.
 """
 
 import logging
+from collections.abc import Iterable
 
 from nvflare.fuel.utils.log_utils import ConciseLogFilter
+
+from harmofl.data.findings import Finding
 
 PROGRESS = logging.getLogger("harmofl.progress")
 FINDINGS = logging.getLogger("harmofl.findings")
@@ -34,3 +37,16 @@ def show_progress_on_console() -> None:
             for held in concise:
                 handler.removeFilter(held)
             handler.addFilter(_ProgressFilter())
+
+
+def log_findings(findings: Iterable[Finding]) -> None:
+    """Log what was found in a site's data; files with the same notice share a line."""
+    notices: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding.severity == "notice":
+            notices.setdefault(finding.message, []).append(finding.subject)
+        else:
+            FINDINGS.warning(str(finding))
+    for message, subjects in notices.items():
+        more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
+        FINDINGS.info(f"notice: {subjects[0]}{more}: {message}")

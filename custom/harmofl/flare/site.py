@@ -18,7 +18,7 @@ from harmofl.sections import Section, first_problem, nearest
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
-DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+DEVICE = re.compile(r"auto|cpu(, ?cpu)*|cuda|cuda:\d+(, ?cuda:\d+)*")
 MINIMUM_CASES = 5  # a mean amplitude of fewer patients does not leave a hospital that has not said otherwise
 
 
@@ -50,11 +50,17 @@ class SiteConfig:
     simulated: bool
     data_root: Path | None
     state_root: Path
-    device: str = "auto"
+    device: str = "auto"  # or several with commas between
     workers: int | None = None  # None: as the task needs
     threads: int | None = None
+    compile: bool = False
     minimum_cases: int = MINIMUM_CASES
     amplitude_noise: NoiseSettings | None = None
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that train together; the first one evaluates."""
+        return tuple(name.strip() for name in self.device.split(","))
 
     @property
     def demo(self) -> bool:
@@ -131,7 +137,8 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
         state_root=state_root(name, Path(workspace.get_root_dir())),
         device=device(scope),
         workers=0 if count is None and not root else count,
-        threads=_simulated_threads() if most is None and simulated else most,
+        threads=simulated_threads() if most is None and simulated else most,
+        compile=compiles(scope),
         minimum_cases=minimum_cases(scope, otherwise=1 if simulated else MINIMUM_CASES),
         amplitude_noise=noise_settings(scope),
     )
@@ -165,15 +172,31 @@ def threads(scope: Mapping[str, Any]) -> int | None:
 
 
 def device(scope: Mapping[str, Any]) -> str:
-    """What the site trains on, as its privacy scope says: auto, cpu, cuda, or a card by its number.
+    """What the site trains on, as its privacy scope says: auto, cpu, cuda, a card by its number, or several.
 
     Raises:
         SiteError: code `device`.
     """
     name = scope.get("device", "auto")
-    if not isinstance(name, str) or not DEVICE.fullmatch(name):
-        raise SiteError("device", "device in local/privacy.json must be auto, cpu, cuda or, by number, cuda:1")
+    if not isinstance(name, str) or not DEVICE.fullmatch(name) or _names_a_card_twice(name):
+        raise SiteError(
+            "device",
+            "device in local/privacy.json must be auto, cpu, cuda or, by number, cuda:1, or several such as "
+            "cuda:0,cuda:1",
+        )
     return name
+
+
+def compiles(scope: Mapping[str, Any]) -> bool:
+    """Whether training runs through torch.compile, as the privacy scope says.
+
+    Raises:
+        SiteError: code `compile`, where it is neither true nor false.
+    """
+    said = scope.get("compile", False)
+    if not isinstance(said, bool):
+        raise SiteError("compile", "compile in local/privacy.json must be true or false")
+    return said
 
 
 def data_root(scope: Mapping[str, Any]) -> str | None:
@@ -234,7 +257,12 @@ def _whole_number(scope: Mapping[str, Any], key: str, least: int, otherwise: int
     return number
 
 
-def _simulated_threads() -> int:
+def _names_a_card_twice(device: str) -> bool:
+    cards = [int(number) for number in re.findall(r"\d+", device)]
+    return len(set(cards)) < len(cards)
+
+
+def simulated_threads() -> int:
     """Half the cores: the simulated server shares the machine, and threads that wait for a taken core cost most.
 
     Whoever runs several sites at a time says by OMP_NUM_THREADS how many threads each may have.

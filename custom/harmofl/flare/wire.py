@@ -2,7 +2,7 @@
 
 Down, with every task: the header (run id, experiment hash, demo flag, round) and, for `train` and `evaluate`, weights
 and the frozen amplitude. Up: weight differences, the amplitude while it is being estimated, and numbers. Arrays are
-NumPy float32; counters keep their integer type.
+NumPy float32, but for differences where `federation.exchange` says float16; counters keep their integer type.
 """
 
 import json
@@ -25,6 +25,7 @@ from harmofl.flare.amplitude_message import (
     pack_amplitude,
     read_amplitude,
 )
+from harmofl.flare.packed_arrays import PackedArrays
 
 Arrays = dict[str, np.ndarray]
 
@@ -126,12 +127,12 @@ def read_header(shareable: Shareable) -> TaskHeader:
 
 def pack_model(message: ModelMessage) -> Shareable:
     """A task's data: plain weights, or a collection where an amplitude or a second model travels with them."""
-    weights = DXO(DataKind.WEIGHTS, data=message.weights)
+    weights = DXO(DataKind.WEIGHTS, data=PackedArrays(message.weights))
     if message.amplitude is None and message.best_weights is None:
         return weights.to_shareable()
     parts = {_WEIGHTS: weights}
     if message.best_weights is not None:
-        parts[_BEST] = DXO(DataKind.WEIGHTS, data=message.best_weights)
+        parts[_BEST] = DXO(DataKind.WEIGHTS, data=PackedArrays(message.best_weights))
     if message.amplitude is not None:
         parts[AMPLITUDE] = pack_amplitude(message.amplitude)
     return DXO(DataKind.COLLECTION, data=parts).to_shareable()
@@ -169,7 +170,7 @@ def pack_update(message: UpdateMessage) -> Shareable:
         dxo.meta.update(numbers)
         return dxo.to_shareable()
     assert message.difference is not None
-    weights = DXO(DataKind.WEIGHT_DIFF, data=message.difference, meta=dict(numbers))
+    weights = DXO(DataKind.WEIGHT_DIFF, data=PackedArrays(message.difference), meta=dict(numbers))
     if message.amplitude is None:
         return weights.to_shareable()
     parts = {_WEIGHTS: weights, AMPLITUDE: pack_amplitude(message.amplitude)}
@@ -193,6 +194,28 @@ def unpack_update(shareable: Shareable) -> UpdateMessage:
     numbers = _check_numbers(outer.get_meta_prop(_NUMBERS) or {})
     amplitude = read_amplitude(parts.get(AMPLITUDE), of_site=True)
     return UpdateMessage(weights.data if weights else None, amplitude, numbers)
+
+
+def in_exchange_type(difference: Arrays, exchange: str) -> Arrays:
+    """A difference as it travels: float entries rounded to `federation.exchange`.
+
+    float16 has steps of 6e-8 up to 1.2e-4, then of a 2048th to a 1024th of the number, and ends at 65504.
+
+    Raises:
+        MessageError: a number lies beyond float16; names its entry.
+    """
+    if exchange == "float32":
+        return difference
+    rounded = {}
+    for name, value in difference.items():
+        with np.errstate(over="ignore"):
+            rounded[name] = value.astype(np.float16) if value.dtype.kind == "f" else value
+        if np.isinf(rounded[name]).any():
+            largest = float(np.abs(value).max())
+            raise MessageError(
+                f"training changed {name} by {largest:.3g}, float16 ends at 65504; set federation.exchange to float32"
+            )
+    return rounded
 
 
 def error_reply(code: str, reason: str) -> Shareable:

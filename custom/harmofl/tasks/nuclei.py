@@ -12,7 +12,8 @@ from harmofl.core.losses import DiceLossIgnoring
 from harmofl.core.scores import image_dice, predicted_classes, summarize
 from harmofl.data.findings import Finding
 from harmofl.data.imagescope import CELL_TYPES, IGNORED, NUCLEUS
-from harmofl.data.nuclei import NucleiImage, read_site_images, split_images
+from harmofl.data.nuclei import NucleiImage, read_nuclei, read_site_images, split_images
+from harmofl.data.nuclei_cache import NucleiCache
 from harmofl.data.sitemap import SiteMap, nuclei_folder, read_site_map, site_cases
 from harmofl.data.splits import SITE, Part
 from harmofl.data.tiles import NucleiTiles, tile_starts, whole_image_logits
@@ -113,7 +114,7 @@ class NucleiTask:
 
     def open_site(self, folder: Path, site: str, experiment: "Experiment", cache: Path) -> SiteData:
         """Read, split and check a site's images; they are held decoded, 4 bytes a pixel."""
-        images, findings = _read(folder, site, experiment)
+        images, findings = _read(folder, site, experiment, cache)
         split, more = _split(images, experiment)
         findings += more
         skipped: dict[str, int] = {}
@@ -230,10 +231,13 @@ def site_map_of(root: Path) -> SiteMap | None:
     return read_site_map(path) if path.is_file() else None
 
 
-def _read(folder: Path, site: str, experiment: "Experiment") -> tuple[list[NucleiImage], list[Finding]]:
+def _read(
+    folder: Path, site: str, experiment: "Experiment", cache: Path | None = None
+) -> tuple[list[NucleiImage], list[Finding]]:
     # only a data root that several sites share has a map in it; a folder of a site's own holds this site's images alone
     cases, findings = site_cases(folder, site, site_map_of(folder))
-    images, more = read_site_images(cases, CLASSES[reader_settings(experiment, NucleiReader).classes])
+    read = read_nuclei if cache is None else NucleiCache(cache).read
+    images, more = read_site_images(cases, CLASSES[reader_settings(experiment, NucleiReader).classes], read)
     return images, findings + more
 
 

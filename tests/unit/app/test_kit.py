@@ -124,6 +124,7 @@ def test_no_privacy_file_is_a_warning(site: Path) -> None:
         ({"threads": 0}, "error", "threads is 0; threads in local/privacy.json must be a whole number above 0"),
         ({"workers": None}, "error", "workers is null"),
         ({"workers": True}, "error", "workers is true"),
+        ({"compile": "yes"}, "error", 'compile is "yes"; compile in local/privacy.json must be true or false'),
         ({"minimum_case": 9}, "warning", "did you mean 'minimum_cases'?"),
         ({"amplitude_noise": {"clip": 5.0, "epsilon": 1.0}}, "error", "amplitude_noise.delta"),
         ({"amplitude_noise": {"clip": 5.0, "epsilon": 1.0, "delta": 1.0}}, "error", "amplitude_noise.delta"),

@@ -156,6 +156,10 @@ def promise(kit: Path, count: int, memory: float) -> None:
         ("cuda", [16.0], ["ok", "ok"]),
         ("cuda", [], ["error", "ok"]),
         ("cuda:1", [16.0], ["error", "ok"]),
+        ("cuda:0,cuda:1", [16.0], ["error", "ok"]),
+        ("cuda:0,cuda:1", [16.0, 16.0], ["ok", "ok"]),
+        ("cpu,cpu", [16.0], ["ok", "ok"]),
+        ("cuda:0,cuda:0", [16.0], ["error", "ok"]),
         ("gpu", [16.0], ["error", "ok"]),
         (0, [16.0], ["error", "ok"]),
     ],
@@ -207,6 +211,8 @@ def test_too_little_memory(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert see("memory", site, None)[0].state == "ok"
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(available=2.2e8))
     assert see("memory", site, DEMAND)[0].state == "ok"
+    set_privacy(site, device="cpu,cpu")  # a process more
+    assert f"about {machine.size_text(2.1e8 + DEMAND.process)} needed" in see("memory", site, DEMAND)[0].message
 
 
 def test_the_limit_of_a_container_counts(site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -207,3 +207,24 @@ def test_cuda_steps_equal_the_cpu_and_restore_exactly(options):
     for seed in range(20):
         first.step(on_device(seed), scaler=scaler)
     assert equal(ours, before)
+
+
+def test_moments_follow_their_weights_into_another_memory_format():
+    """Fused optimizers go through memory as it lies, so that moments in another order would move other weights."""
+    first, second = torch.rand(2, 4, 3, 3, 3, generator=torch.Generator().manual_seed(0))
+
+    def stepped(start, gradient, memory_format, state=None):
+        layer = nn.Conv2d(3, 4, 3, bias=False).to(memory_format=memory_format)
+        with torch.no_grad():
+            layer.weight.copy_(start)
+        optimizer = WeightPerturbation(torch.optim.Adam(layer.parameters(), lr=0.1, fused=True), 0.0)
+        if state is not None:
+            optimizer.load_state_dict(copy.deepcopy(state))
+        layer.weight.grad = torch.empty_like(layer.weight).copy_(gradient)
+        optimizer.optimizer.step()
+        return layer.weight.detach().contiguous(), optimizer.state_dict()
+
+    held, state = stepped(torch.zeros(4, 3, 3, 3), first, torch.contiguous_format)
+    expected, _ = stepped(held, second, torch.contiguous_format, state)
+    moved, _ = stepped(held, second, torch.channels_last, state)
+    torch.testing.assert_close(moved, expected, rtol=0, atol=1e-6)  # steps of 0.1 in float32

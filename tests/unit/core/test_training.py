@@ -25,6 +25,7 @@ from harmofl.core.training import (
     TrainingError,
     TrainingStoppedError,
     array_difference,
+    autocast,
     batches,
     build_optimizer,
     fit_round,
@@ -217,6 +218,18 @@ def test_bfloat16_trains_float32_weights_near_those_of_float32():
     for mine, other in zip(low.parameters(), full.parameters(), strict=True):
         # bfloat16 has 8 bits; three steps of rate 0.05 move weights of size about 0.3 by about 0.05
         torch.testing.assert_close(mine, other, rtol=0, atol=2e-2)
+
+
+@pytest.mark.parametrize(("supported", "expected"), [(True, torch.bfloat16), (False, None)])
+def test_auto_is_bfloat16_on_a_gpu_that_has_it_and_float32_elsewhere(monkeypatch, supported, expected):
+    asked = []
+    with monkeypatch.context() as patched:
+        patched.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: supported)
+        patched.setattr(torch, "autocast", lambda device, dtype: asked.append((device, dtype)))
+        autocast(torch.device("cuda"), "auto")
+        autocast(torch.device("cpu"), "auto")
+    assert asked == ([("cuda", expected)] if expected else [])
+    assert equal(fitted(precision="auto")[0], fitted(precision="float32")[0])
 
 
 def test_batches_without_a_generator_keep_the_order():

@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harmofl.data import volumes
+from harmofl.data import decoded, volumes
 from harmofl.data.findings import CaseError, DataRootError
 from harmofl.data.layout import Case
-from harmofl.data.volumes import VolumeCache, VolumeSettings, content_key, read_site, read_volume
+from harmofl.data.volumes import VolumeCache, VolumeSettings, read_site, read_volume
 
 NATIVE = VolumeSettings(height=16, width=20, upper_percentile=99.0)
 RAW = VolumeSettings(height=16, width=20, upper_percentile=None)
@@ -21,15 +21,15 @@ def tree(folder: Path) -> dict[str, tuple[int, int]]:
 
 
 def decoding_is_counted(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    decoded: list[str] = []
+    names: list[str] = []
     original = volumes.read_pair
 
     def counted(case: Case) -> object:
-        decoded.append(case.name)
+        names.append(case.name)
         return original(case)
 
     monkeypatch.setattr(volumes, "read_pair", counted)
-    return decoded
+    return names
 
 
 def test_window_runs_from_minimum_to_percentile(write_case, gland) -> None:
@@ -104,11 +104,11 @@ def test_b9_a_bright_spot_in_darkness_divides_by_no_zero(write_case, gland, brig
 
 
 def test_cache_answers_as_decoding_does_and_decodes_once(write_case, tmp_path: Path, monkeypatch) -> None:
-    decoded = decoding_is_counted(monkeypatch)
+    names = decoding_is_counted(monkeypatch)
     case = write_case(mask=np.zeros((20, 16, 6), np.uint8))
     first = VolumeCache(tmp_path / "cache").read(case, NATIVE)
     second = VolumeCache(tmp_path / "cache").read(case, NATIVE)
-    assert decoded == ["Case00"]
+    assert names == ["Case00"]
     for volume in (first, second):
         fresh = read_volume(case, NATIVE)
         np.testing.assert_array_equal(volume.image, fresh.image)
@@ -118,53 +118,51 @@ def test_cache_answers_as_decoding_does_and_decodes_once(write_case, tmp_path: P
     assert [finding.code for finding in second.findings] == ["empty_mask"]
 
 
-def test_cache_follows_content_and_settings(write_case, tmp_path: Path) -> None:
-    case = write_case()
-    before = content_key(case, NATIVE)
-    assert content_key(case, RAW) != before
+def test_cache_follows_content_settings_and_the_version_of_the_pipeline(write_case, tmp_path, monkeypatch) -> None:
+    names, case, cache = decoding_is_counted(monkeypatch), write_case(), VolumeCache(tmp_path / "cache")
+
+    def decodes(settings: VolumeSettings = NATIVE) -> bool:
+        names.clear()
+        cache.read(case, settings)
+        return bool(names)
+
+    assert decodes() and not decodes() and decodes(RAW)
     os.utime(case.image)
-    assert content_key(case, NATIVE) == before
+    assert not decodes(), "the content is the same"
     write_case(mask=np.ones((20, 16, 6), np.uint8))
-    assert content_key(case, NATIVE) != before
-    cache = VolumeCache(tmp_path / "cache")
-    assert cache.read(case, NATIVE).mask.all()
+    assert decodes() and cache.read(case, NATIVE).mask.all()
     write_case()
-    assert not cache.read(case, NATIVE).mask.all()
-
-
-def test_cache_key_follows_the_version_of_the_pipeline(write_case, monkeypatch) -> None:
-    case = write_case()
-    before = content_key(case, NATIVE)
+    assert not decodes() and not cache.read(case, NATIVE).mask.all()
     monkeypatch.setattr(volumes, "PIPELINE_VERSION", volumes.PIPELINE_VERSION + 1)
-    assert content_key(case, NATIVE) != before
+    assert decodes()
 
 
 @pytest.mark.parametrize("damage", ["empty", "half", "bit", "foreign", "directory"])
 def test_damaged_entry_is_rebuilt(write_case, tmp_path: Path, monkeypatch, damage: str) -> None:
     case, cache = write_case(), VolumeCache(tmp_path / "cache")
     intact = cache.read(case, NATIVE)
-    (entry,) = (tmp_path / "cache").iterdir()
+    (entry,) = (tmp_path / "cache").glob("*.decoded")
     content = bytearray(entry.read_bytes())
     content[len(content) // 2] ^= 1  # inside the image, which fills most of the entry
-    spoiled = {"empty": b"", "half": content[: len(content) // 2], "bit": content, "foreign": b"PK nothing"}
+    spoiled = {"empty": b"", "half": content[: len(content) // 2], "bit": content, "foreign": decoded.MARK + b"nothing"}
     entry.unlink()
     if damage == "directory":
         entry.mkdir()
     else:
         entry.write_bytes(spoiled[damage])
-    decoded = decoding_is_counted(monkeypatch)
+    names = decoding_is_counted(monkeypatch)
     np.testing.assert_array_equal(cache.read(case, NATIVE).image, intact.image)
     cache.read(case, NATIVE)
-    assert decoded == ["Case00"] * (2 if damage == "directory" else 1)  # a directory cannot be replaced by a file
+    assert names == ["Case00"] * (2 if damage == "directory" else 1)  # a directory cannot be replaced by a file
 
 
 def test_entry_is_whole_or_absent_when_writing_stops(write_case, tmp_path: Path, monkeypatch) -> None:
-    def stops(stream: object, **arrays: object) -> None:
+    def stops(stream: object, decoded: object) -> None:
         stream.write(b"half an entry")  # type: ignore[attr-defined]
         raise KeyboardInterrupt
 
     cache = VolumeCache(tmp_path / "cache")
-    monkeypatch.setattr(np, "savez", stops)
+    monkeypatch.setattr(decoded, "write", stops)
     with pytest.raises(KeyboardInterrupt):
         cache.read(write_case(), NATIVE)
     assert list((tmp_path / "cache").iterdir()) == []
@@ -183,13 +181,13 @@ def test_entries_are_for_the_owner_only(write_case, tmp_path: Path) -> None:
 
 
 def test_refused_case_is_not_decoded_again(write_case, tmp_path: Path, monkeypatch) -> None:
-    decoded = decoding_is_counted(monkeypatch)
+    names = decoding_is_counted(monkeypatch)
     case = write_case(image=np.zeros((20, 16, 6), np.int16))
     for _ in range(2):
         with pytest.raises(CaseError) as caught:
             VolumeCache(tmp_path / "cache").read(case, NATIVE)
         assert caught.value.finding.code == "constant_image"
-    assert decoded == ["Case00"]
+    assert names == ["Case00"]
 
 
 def test_cache_never_lies_in_the_data_folder(write_case) -> None:

@@ -138,6 +138,19 @@ def test_a_missing_gpu_is_named(experiment: Experiment, make: Any) -> None:
         make(experiment, device="cuda").train(0, ModelMessage(weights_of(experiment)))
 
 
+@pytest.mark.slow  # the network is traced
+def test_a_missing_compiler_is_named(
+    experiment: Experiment, make: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from torch._inductor import config
+
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "compiled"))
+    monkeypatch.setattr(config.cpp, "cxx", (None, "no-such-compiler"))
+    with pytest.raises(SiteError, match="site HK: torch.compile failed .* or set compile to false in") as caught:
+        make(experiment, compile=True).train(0, ModelMessage(weights_of(experiment)))
+    assert caught.value.code == "compile" and "\n" not in str(caught.value)
+
+
 def test_a_stop_is_followed_between_batches(experiment: Experiment, make: Any) -> None:
     with pytest.raises(TrainingStoppedError):
         make(experiment, stop=True).estimate_amplitude()
@@ -153,3 +166,18 @@ def test_demo_data_of_other_settings_is_not_taken_from_a_kept_state_root(written
         site = make(experiment, simulated=True, data_root=None)
         statistics.append(site.estimate_amplitude().amplitude.values)
     assert not np.array_equal(*statistics)
+
+
+def test_a_site_sends_float16_where_the_job_says_so(written: dict[str, Any], make: Any, tmp_path: Path) -> None:
+    set_key(written, "amplitude.minimum_cases", 1)
+    answers = {}
+    for exchange in ("float32", "float16"):
+        set_key(written, "federation.exchange", exchange)
+        experiment = resolve_experiment(written)
+        site = make(experiment, state_root=tmp_path / exchange)
+        update = site.train(0, ModelMessage(weights_of(experiment), site.estimate_amplitude().amplitude))
+        answers[exchange] = update.difference
+    full, half = answers["float32"], answers["float16"]
+    assert {value.dtype for value in half.values()} == {np.dtype(np.float16)}
+    # training itself is the same: what it changed is rounded to nearest on the way out
+    assert all(np.array_equal(full[name].astype(np.float16), half[name]) for name in full)

@@ -87,6 +87,14 @@ def test_a_limit_that_is_no_number_of_patients_is_refused(context: Any, number: 
         ("device", "cuda:", "auto, cpu"),
         ("device", 0, "auto, cpu"),
         ("device", "cpu\n", "auto, cpu"),
+        ("device", "cuda:0,cuda:0", "auto, cpu, cuda or, by number, cuda:1, or several such as cuda:0,cuda:1"),
+        ("device", "cuda:0,cuda:00", "auto, cpu"),
+        ("device", "cpu,cuda:0", "auto, cpu"),
+        ("device", "auto,auto", "auto, cpu"),
+        ("device", "cuda,cuda:1", "auto, cpu"),
+        ("device", "cuda:0,", "auto, cpu"),
+        ("compile", "true", "true or false"),
+        ("compile", 1, "true or false"),
         ("data_root", 5, "text"),
         ("data_root", ["/patients/Jane"], "text"),
     ],
@@ -142,9 +150,12 @@ def test_noise_settings_of_another_form_are_refused(context: Any) -> None:
 
 
 def test_what_the_scope_sets(context: Any, monkeypatch: Any) -> None:
-    scope = {"data_root": "/data", "device": "cuda:1", "workers": 4, "threads": 8}
+    scope = {"data_root": "/data", "device": "cuda:1", "workers": 4, "threads": 8, "compile": True}
     config = site_config(context(simulated=False, scope=scope))
-    assert (config.device, config.workers, config.threads) == ("cuda:1", 4, 8)
+    assert (config.devices, config.workers, config.threads, config.compile) == (("cuda:1",), 4, 8, True)
+    assert not site_config(context(simulated=False, scope={"data_root": "/data"})).compile
+    for several, each in (("cuda:0,cuda:12", ("cuda:0", "cuda:12")), ("cpu, cpu", ("cpu", "cpu"))):
+        assert site_config(context(simulated=False, scope=scope | {"device": several})).devices == each
     assert site_config(context(simulated=False, scope={"data_root": "/data"})).workers is None, "as the task needs"
     assert site_config(context(simulated=True)).workers == 0, "a demo is too small for workers"
     assert config.state_root == Path("/kit/harmofl")

@@ -8,6 +8,7 @@ from nvflare.apis.dxo import DXO, DataKind, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
+from nvflare.fuel.utils import fobs
 
 from harmofl.flare.wire import (
     AmplitudeStatistic,
@@ -16,6 +17,7 @@ from harmofl.flare.wire import (
     TaskHeader,
     UpdateMessage,
     error_reply,
+    in_exchange_type,
     pack_model,
     pack_update,
     payload_bytes,
@@ -213,3 +215,33 @@ def test_payload_is_counted_by_kind(weights, wire):
     # numbers as JSON: {"steps": 5} has 12 characters
     received = unpack_update(wire(pack_update(UpdateMessage(weights, AMPLITUDE, {"steps": 5}))))
     assert payload_bytes(received) == {"weights": 36, "amplitude": 48, "numbers": 12}
+
+
+def test_float16_halves_what_goes_up_and_leaves_counters_alone(weights, numbers, wire):
+    generator = np.random.default_rng(0)
+    # as large as a layer of the networks, so that names and numbers beside it are below a hundredth
+    large = weights | {"w": (1e-3 * generator.standard_normal((64, 32, 3, 3))).astype(np.float32)}
+    half = in_exchange_type(large, "float16")
+    assert {name: value.dtype for name, value in half.items()} == {
+        "w": np.float16,
+        "scale": np.float16,
+        "count": np.int64,
+    }
+    full, halved = (len(fobs.dumps(pack_update(UpdateMessage(sent, None, numbers)))) for sent in (large, half))
+    assert 0.5 < halved / full < 0.51
+    assert in_exchange_type(large, "float32") is large
+    came = unpack_update(wire(pack_update(UpdateMessage(half, None, numbers)))).difference
+    assert_equal(half, came)
+
+
+def test_float16_rounds_a_change_to_a_small_part_of_it_or_to_a_step(weights):
+    sent = np.array([1e-3, -2e-5, 3e-8, 1e-9, 65504.0], np.float32)
+    got = in_exchange_type({"w": sent}, "float16")["w"].astype(np.float64)
+    # half a unit: 2^-11 of a normal number; below 2^-14 half of the step 2^-24
+    assert (np.abs(got - sent) <= np.maximum(2.0**-11 * np.abs(sent), 2.0**-25)).all()
+    assert got[3] == 0
+
+
+def test_a_change_beyond_float16_is_named_and_not_sent(weights):
+    with pytest.raises(MessageError, match=r"changed scale by 7e\+04, float16 ends at 65504; set federation.exchange"):
+        in_exchange_type(weights | {"scale": np.array(-7e4, np.float32)}, "float16")

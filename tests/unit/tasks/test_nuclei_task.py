@@ -168,7 +168,6 @@ class TestOpenSite:
         parts = [{image.patient for image in part.images} for part in (data.training, data.validation, data.test)]
         assert [len(part) for part in parts] == [1, 1, 1] and len(set().union(*parts)) == 3
         assert data.cases == {"training": 2, "validation": 2, "test": 2}
-        assert not (sites / "cache").exists()
         image, target = data.training[0]
         assert image.shape == (3, 64, 64) and target.shape == (64, 64) and target.dtype == torch.int64
 

@@ -1,0 +1,171 @@
+"""`harmofl plan`: what a round of many sites will take, before anybody has set one up."""
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harmofl.app.check import NARROWEST, duration_text, size_text
+from harmofl.app.forecast import SIMULATOR_WAITS, Forecast, Parts, forecast, measure_parts
+from harmofl.app.job import JobError, read_job
+from harmofl.core.training import TrainingError
+from harmofl.experiment import Experiment, parse_assignment, set_key
+
+# A job to plan with where there is none yet: the settings of the jobs that use these networks.
+_OF_NETWORK = {
+    "unet": {
+        "task": "prostate",
+        "data": {"height": 384, "width": 384},
+        "network": {"name": "unet"},
+        "training": {"optimizer": "adam", "learning_rate": 1e-4, "batch_size": 16},
+    },
+    "densenet121": {
+        "task": "camelyon17",
+        "data": {"height": 96, "width": 96},
+        "reader": {"centers": {"site": [0]}},  # must be there; nothing is read
+        "network": {"name": "densenet121", "norm": "batch"},
+        "training": {"optimizer": "sgd", "learning_rate": 1e-3, "batch_size": 128},
+    },
+}
+_UNITS = {"kbit": 1e3, "mbit": 1e6, "gbit": 1e9}
+_VALIDATION = 0.25  # images for validation by image for training: 16 % and 64 % of a site's cases
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is to be planned; rates in bytes a second, `images` for training at a site."""
+
+    model: str
+    assignments: Sequence[str]
+    sites: int
+    server_rate: float
+    site_rate: float
+    images: int
+
+
+def plan(request: Request) -> int:
+    """Print time, memory and bytes of a round; returns 0.
+
+    Raises:
+        JobError, ExperimentError: a mistake in the command or the job.
+    """
+    experiment = experiment_of(request.model, request.assignments)
+    try:
+        parts = measure_parts(experiment)
+    except TrainingError as error:
+        raise JobError(f"{request.model}: a training step cannot be measured ({error})") from None
+    predicted = forecast(
+        parts,
+        experiment,
+        sites=request.sites,
+        images=request.images,
+        validation=round(request.images * _VALIDATION),
+        server_rate=request.server_rate,
+        site_rate=request.site_rate,
+    )
+    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    if not console.is_terminal:
+        console.width = max(console.width, NARROWEST)
+    _show(console, request, experiment, parts, predicted)
+    return 0
+
+
+def experiment_of(model: str, assignments: Sequence[str]) -> Experiment:
+    """The experiment of a job folder, or of a network's usual settings.
+
+    Raises:
+        JobError: neither a folder nor a network.
+        ExperimentError: see `read_job`.
+    """
+    if Path(model).is_dir():
+        job = read_job(Path(model), assignments)
+        job.admit_task(own_code=False)
+        return job.resolve(demo=False)
+    if model not in _OF_NETWORK:
+        raise JobError(f"--model {model}: is neither a job folder nor one of {', '.join(_OF_NETWORK)}")
+    from harmofl.tasks import resolve_experiment
+
+    settings = {
+        "name": model,
+        "amplitude": {"minimum_sites": 1},
+        "federation": {"rounds": 1, "minimum_sites": 1},
+        **{key: dict(value) if isinstance(value, dict) else value for key, value in _OF_NETWORK[model].items()},
+    }
+    for text in assignments:
+        set_key(settings, *parse_assignment(text))
+    return resolve_experiment(settings)
+
+
+def rate_of(text: str) -> float:
+    """Bytes a second of a line such as `100Mbit`.
+
+    Raises:
+        ValueError: another form; one line with the mend.
+    """
+    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]bit)(?:/s)?", text.strip().lower())
+    if found is None or float(found[1]) == 0:
+        raise ValueError(f"{text!r} is not a bandwidth; write a number with kbit, Mbit or Gbit, for example 100Mbit")
+    return float(found[1]) * _UNITS[found[2]] / 8
+
+
+def _show(console: Console, request: Request, experiment: Experiment, parts: Parts, predicted: Forecast) -> None:
+    network = experiment.network
+    console.print(
+        f"{network.name} of width {network.width} at {experiment.data.height} x {experiment.data.width}, "
+        f"{request.sites} sites with {request.images} training images each, every site on a machine like this one\n"
+    )
+    stretches = [
+        ("model to all sites", predicted.down, f"{size_text(parts.down)} a site"),
+        (
+            "training and validation at a site",
+            predicted.training,
+            f"{parts.pace.training:.2g} s an image, training.local_epochs {experiment.training.local_epochs}",
+        ),
+        ("the rest of a site's task", predicted.site, "network, state file, packing"),
+        (
+            "differences to the server",
+            predicted.up,
+            f"{size_text(parts.up)} a site, {parts.add:.2g} s each in the mean",
+        ),
+        ("next model at the server", predicted.server, ""),
+    ]
+    table = Table(box=None, pad_edge=False)
+    table.add_column("a round")
+    table.add_column("time", justify="right")
+    table.add_column("share", justify="right")
+    table.add_column("")
+    for name, seconds, note in stretches:
+        table.add_row(name, duration_text(seconds), f"{seconds / predicted.seconds:.0%}", note)
+    table.add_row("together", duration_text(predicted.seconds), "", "")
+    console.print(table)
+    longest = max(stretches, key=lambda stretch: stretch[1])[0]
+    console.print(f"\nwhat bounds the round: {longest}; {_advice(longest)}")
+    _show_sums(console, request, parts, predicted)
+
+
+def _show_sums(console: Console, request: Request, parts: Parts, predicted: Forecast) -> None:
+    traffic = request.sites * (parts.down + parts.up)
+    console.print(
+        f"bytes of a round: {size_text(traffic)} through the server's line, {size_text(parts.down)} down and "
+        f"{size_text(parts.up)} up a site (model {size_text(parts.model)})"
+    )
+    console.print(
+        f"memory: about {size_text(predicted.site_memory)} at a site beside its images, about "
+        f"{size_text(predicted.server_memory)} at the server, whatever the number of sites"
+    )
+    console.print(
+        f"in FLARE's simulator on this machine, one site at a time: {duration_text(predicted.simulated)} a round, "
+        f"{request.sites} x {duration_text(parts.start + SIMULATOR_WAITS)} of it for a process that starts and ends"
+    )
+    console.print(f"measured: {parts.pace.how}; transfers are computed from the bandwidth, delays are left out")
+
+
+def _advice(longest: str) -> str:
+    if longest.startswith("training"):
+        return "a GPU, fewer images or a lower training.local_epochs shorten it"
+    if longest.startswith(("model", "differences")):
+        return "a faster line at the server shortens it, federation.exchange=float16 the way up"
+    return "a narrower network (network.width) shortens it"

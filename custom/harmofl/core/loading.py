@@ -1,0 +1,81 @@
+"""Batches of a data set: gathered in the type that it keeps, made float32 on the device."""
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
+
+from harmofl.core.parallel import ALONE, ProcessGroup, ShardSampler
+
+CPU = torch.device("cpu")
+
+
+class _AsStored(Dataset[tuple[Tensor, Tensor]]):
+    """The items of a data set in the type that it keeps them in."""
+
+    def __init__(self, dataset: Any) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __getitem__(self, item: int) -> tuple[Tensor, Tensor]:
+        stored: tuple[Tensor, Tensor] = self._dataset.stored(item)
+        return stored
+
+
+def batches(
+    dataset: "Dataset[tuple[Tensor, Tensor]]",
+    batch_size: int,
+    generator: torch.Generator | None,
+    workers: int = 0,
+    device: torch.device = CPU,
+    *,
+    group: ProcessGroup = ALONE,
+) -> Iterator[tuple[Tensor, Tensor]]:
+    """Batches of a data set, shuffled by `generator` or, without one, in order; the last one may be smaller.
+
+    Where a data set has a method `stored(item)`, which gives an item in the type that it keeps (uint8 stands for
+    0..1, float16), batches are gathered, handed on by workers and copied to the device in that type. Of several
+    processes each gets its part of every batch and decodes no other image; the batches are those of one process with
+    the same generator and workers.
+
+    Args:
+        dataset: items (image, target), images float32.
+        batch_size: images.
+        generator: decides the order.
+        workers: processes that decode.
+        device: of the batches.
+        group: the processes that share the batches.
+
+    Returns:
+        Images (B, C, H, W) float32 and targets, int64 where they are integers, both on the device.
+    """
+    items: Any = dataset
+    shuffled = generator is not None and len(items) > 0  # a shuffle of nothing raises
+    order = RandomSampler(items, generator=generator) if shuffled else SequentialSampler(items)
+    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
+        _AsStored(dataset) if hasattr(dataset, "stored") else dataset,
+        batch_sampler=ShardSampler(BatchSampler(order, batch_size, drop_last=False), group),
+        generator=generator,
+        num_workers=workers,
+        pin_memory=device.type == "cuda",
+    )
+    # by map: no batch is held here while the next one is made, and its memory serves again
+    return map(partial(_placed, device=device), loader)
+
+
+def _placed(batch: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    images, targets = (part.to(device, non_blocking=True) for part in batch)
+    return _float32(images), _labels(targets)
+
+
+def _float32(images: Tensor) -> Tensor:
+    return images.float().div_(255) if images.dtype == torch.uint8 else images.float()
+
+
+def _labels(targets: Tensor) -> Tensor:
+    return targets if targets.is_floating_point() else targets.long()

@@ -1,0 +1,47 @@
+"""Every part against its limit: ratios measured in one run, on this machine.
+
+    OMP_NUM_THREADS=1 python -m tests.benchmarks [--only amplitude training] [--json FILE]
+
+Prints what was measured, its target, the limit, the noise (half the 95 % interval of the median) and pass or short.
+Exit status 1 where a row is short.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+
+from tests.benchmarks.rows import Row
+
+PARTS = ("amplitude", "training", "federation", "data", "start")
+LONG = ("simulated_sites",)  # a quarter of an hour: only where it is named
+HEAD = "| what | target | measured | limit | noise | |\n|---|---|---|---|---|---|"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m tests.benchmarks", description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="+", choices=PARTS + LONG, default=PARTS, help="measure these parts")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    options = parser.parse_args(arguments)
+    rows: list[Row] = []
+    print(HEAD, flush=True)
+    for part in options.only:
+        measured = import_module(f"tests.benchmarks.{part}").measure()
+        print(*map(line, measured), sep="\n", flush=True)
+        rows += measured
+    if options.json:
+        told = [asdict(row) | {"passed": row.passed} for row in rows]
+        options.json.write_text(json.dumps(told, indent=2) + "\n", encoding="utf-8")
+    return 0 if all(row.passed for row in rows) else 1
+
+
+def line(row: Row) -> str:
+    verdict = "pass" if row.passed else "short"
+    return f"| {row.what} | {row.target} | {row.measured:.4g} | {row.limit:.4g} | {row.noise:.1%} | {verdict} |"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

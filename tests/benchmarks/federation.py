@@ -1,0 +1,246 @@
+"""The federation's share of a round: averaging, bytes, memory, number of sites, and what `harmofl plan` says of it."""
+
+import copy
+import gc
+import itertools
+import multiprocessing
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+
+from harmofl.app.forecast import forecast, measure_parts
+from harmofl.app.job import read_job
+from harmofl.core.aggregation import StreamingMean
+from harmofl.core.networks import build_network
+from harmofl.core.spectra import statistic_shape
+from harmofl.core.training import state_arrays
+from harmofl.data.synthetic import write_prostate_site
+from harmofl.experiment import set_key
+from harmofl.flare.wire import (
+    AmplitudeStatistic,
+    Arrays,
+    ModelMessage,
+    UpdateMessage,
+    in_exchange_type,
+    pack_model,
+    pack_update,
+)
+from harmofl.tasks import load_task, resolve_experiment
+from tests.benchmarks.rows import Row, ratio
+from tests.benchmarks.served_rounds import ServedRounds
+from tests.benchmarks.wire_bytes import open_link
+from tests.federation.conftest import make_job, simulate
+from tests.small_job import write_site
+
+MIB = 2**20
+NETWORKS = {"unet": "instance", "densenet121": "batch"}
+FEW, MANY, MOST = 6, 60, 200  # sites
+ROUNDS, SETTLED = 40, 10  # rounds for the slope of memory, and those before it
+PLANNED_SITES = ["site-0", "site-1"]
+PLANNED: dict[str, Any] = {
+    "method": "perturbation_only",
+    "data.height": 64,
+    "data.width": 64,
+    "network.width": 16,
+    "training.local_epochs": 3,
+    "federation.tracking": "none",
+}
+SMALL: dict[str, Any] = {
+    "name": "benchmark",
+    "task": "prostate",
+    "method": "perturbation_only",
+    "data": {"height": 64, "width": 64},
+    "network": {"name": "unet", "width": 4},
+    "amplitude": {"minimum_sites": 1, "minimum_cases": 1},
+    "training": {"optimizer": "adam", "learning_rate": 1e-3, "batch_size": 8},
+    "federation": {"rounds": 1, "minimum_sites": 1},
+}
+
+
+def measure() -> list[Row]:
+    """All rows; about two minutes on two cores."""
+    return [*aggregation(), *aggregator_memory(), *wire(), *slope(), *number_of_sites(), *planned()]
+
+
+def model_of(network: str) -> Arrays:
+    """The initial model of a job's size."""
+    return state_arrays(build_network(network, 3, (0.5, 0.5), width=32, norm=NETWORKS[network], seed=0))
+
+
+def changes(model: Mapping[str, np.ndarray], count: int) -> list[Arrays]:
+    """Differences as training makes them, of two float32 models."""
+    generator = np.random.default_rng(0)
+
+    def change(value: np.ndarray) -> np.ndarray:
+        if value.dtype.kind != "f":
+            return np.ones_like(value)
+        added = (1e-3 * generator.standard_normal(value.shape)).astype(np.float32)
+        return np.asarray((value + added) - value)
+
+    return [{name: change(value) for name, value in model.items()} for _ in range(count)]
+
+
+def aggregation() -> Iterator[Row]:
+    """One answer into the mean, by equal weights and by samples."""
+    for network in NETWORKS:
+        model = model_of(network)
+        sent = changes(model, FEW)
+        for kind, weights in (("equal weights", [1] * FEW), ("weights by samples", [311, 57, 402, 123, 250, 77])):
+            mean, turn, other = StreamingMean(model), itertools.count(), itertools.count()
+            sums = {name: np.zeros(value.shape) for name, value in model.items() if value.dtype.kind == "f"}
+
+            def add(mean: Any = mean, turn: Any = turn, weights: Any = weights, sent: Any = sent) -> None:
+                index = next(turn) % FEW
+                mean.add(sent[index], weights[index])
+
+            def limit(sums: Any = sums, turn: Any = other, sent: Any = sent) -> None:
+                contribution = sent[next(turn) % FEW]
+                for name, total in sums.items():
+                    np.add(total, contribution[name], out=total)
+                for name in sums:
+                    contribution[name].max()
+
+            found = ratio(add, limit, seconds=6.0)
+            what = f"exact aggregation of {network}, finite check included, {kind}"
+            yield Row(what, "float64 in-place add plus one read pass", found.median, 1.5, found.noise)
+
+
+def aggregator_memory() -> Iterator[Row]:
+    """Resident memory from 6 to 200 contributions, in a process of its own."""
+    for kind in ("equal weights", "weights by samples"):
+        before, after = _in_a_process(_held_by_aggregation, kind == "weights by samples")
+        yield Row(f"aggregation memory, {MOST} contributions, {kind}", f"of {FEW}", after / before, 1.01)
+
+
+def _held_by_aggregation(by_samples: bool) -> list[float]:
+    model = model_of("unet")
+    sent, generator = changes(model, FEW), np.random.default_rng(0)
+    mean, held = StreamingMean(model), []
+    for count in range(1, MOST + 1):
+        mean.add(sent[count % FEW], int(generator.integers(50, 500)) if by_samples else 1)
+        if count in (FEW, MOST):
+            held.append(_resident())
+    return held
+
+
+def wire() -> Iterator[Row]:
+    """Bytes that FLARE's transport writes, after the freeze."""
+    with open_link() as link:
+        for network, size in (("unet", 384), ("densenet121", 96)):
+            model = model_of(network)
+            weight = sum(value.nbytes for value in model.values())
+            for region in ("site_gain", "full"):
+                values = np.zeros(statistic_shape(region, 3, size, size, 0.1), np.float32)
+                down = link.down(pack_model(ModelMessage(model, AmplitudeStatistic(values, 1000))))
+                yield Row(f"bytes down a round, {network}, region {region}", "the model", down / weight, 1.03)
+            change = changes(model, 1)[0]
+            up = link.up(pack_update(UpdateMessage(change, None, {"steps": 100})))
+            yield Row(f"bytes up a round, {network}", "the model", up / weight, 1.01)
+            half = link.up(pack_update(UpdateMessage(in_exchange_type(change, "float16"), None, {"steps": 100})))
+            yield Row(f"bytes up a round, {network}, exchange float16", "those of float32", half / up, 0.51)
+
+
+def slope() -> Iterator[Row]:
+    """Memory of server and sites in one process, round by round."""
+    yield Row(f"memory slope over {ROUNDS} rounds, server and 2 sites", "MiB a round", _in_a_process(_slope), 1.0)
+
+
+def _slope() -> float:
+    with _small_federation(2) as rounds:
+        held = []
+        for number in range(ROUNDS):
+            rounds.round(number)
+            held.append(_resident())
+    settled = held[SETTLED:]
+    return float(np.polyfit(np.arange(len(settled)), settled, 1)[0])
+
+
+def number_of_sites() -> Iterator[Row]:
+    """Time of a site and round with few and with many sites, in turns, and what the server holds."""
+    seconds, memory = _in_a_process(_by_number)
+    yield Row(f"time per site and round with {MANY} sites", f"with {FEW} sites", seconds, 1.2)
+    yield Row(f"memory with {MANY} sites", f"with {FEW} sites", memory, 1.05)
+
+
+def _by_number() -> tuple[float, float]:
+    with _small_federation(FEW) as few, _small_federation(MANY) as many:
+        for number in range(3):
+            few.round(number)  # decodes, loads code, fills pools of memory
+        before = _resident()
+        many.round(0)
+        pairs = []
+        for number in (1, 2):
+            many_seconds = _seconds(many, number) / MANY
+            pairs.append(many_seconds / (_seconds(few, number + 2) / FEW))  # after the three above
+        return statistics.median(pairs), _resident() / before
+
+
+def _seconds(rounds: ServedRounds, number: int) -> float:
+    started = time.process_time()
+    rounds.round(number)
+    return time.process_time() - started
+
+
+def planned() -> Iterator[Row]:
+    """The forecast of `harmofl plan` against a round of FLARE's simulator, one site at a time."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = _forecast_and_run(Path(folder))
+    yield Row("forecast of a round against FLARE's simulator", "the larger by the smaller", max(found, 1 / found), 1.25)
+
+
+def _forecast_and_run(folder: Path) -> float:
+    for site in PLANNED_SITES:
+        write_prostate_site(folder / "data" / site, "siemens_3t_surface", cases=12, seed=0, matrix=64, slices=8)
+    changes = PLANNED | {"data.simulated_root": str(folder / "data")}
+    seconds = {}
+    for rounds in (1, 4):  # the difference leaves out start, final scores and report
+        place = folder / str(rounds)
+        place.mkdir()
+        job = make_job(place, PLANNED_SITES, changes | {"federation.rounds": rounds}, demo=False)
+        done = simulate(job, place, 1, {}, timeout=900)
+        if done.code:
+            raise RuntimeError(done.output[-2000:])
+        seconds[rounds] = done.results.seconds
+    experiment = read_job(job, []).resolve(demo=False)
+    held = load_task(experiment).open_site(folder / "data" / site, site, experiment, folder / "cache")
+    predicted = forecast(
+        measure_parts(experiment),
+        experiment,
+        sites=len(PLANNED_SITES),
+        images=len(held.training),
+        validation=8 * held.cases["validation"],
+        server_rate=np.inf,
+        site_rate=np.inf,
+    )
+    return predicted.simulated / ((seconds[4] - seconds[1]) / 3)
+
+
+@contextmanager
+def _small_federation(sites: int, changed: Mapping[str, Any] | None = None) -> Iterator[ServedRounds]:
+    settings = copy.deepcopy(SMALL)
+    for key, value in (changed or {}).items():
+        set_key(settings, key, value)
+    with tempfile.TemporaryDirectory() as folder:
+        data = write_site(Path(folder) / "data", cases=3)
+        names = [f"site-{index}" for index in range(sites)]
+        yield ServedRounds(resolve_experiment(settings), data, Path(folder) / "run", names)
+
+
+def _in_a_process(work: Callable[..., Any], *arguments: Any) -> Any:
+    """What a function returns in a new process, whose memory nothing else has grown."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(work, *arguments).result()
+
+
+def _resident() -> float:
+    """MiB of this process."""
+    gc.collect()
+    return float(psutil.Process().memory_info().rss) / MIB

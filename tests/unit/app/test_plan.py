@@ -1,0 +1,113 @@
+"""`harmofl plan`: the arithmetic of a round, the parts that are really measured, and what is refused."""
+
+from pathlib import Path
+
+import pytest
+
+from harmofl.app import costs
+from harmofl.app.cli import main
+from harmofl.app.costs import Pace
+from harmofl.app.forecast import MODELS_AT_SERVER, SIMULATOR_WAITS, Parts, forecast, measure_parts
+from harmofl.app.plan import experiment_of, rate_of
+from tests.small_job import JOB
+
+PARTS = Parts(
+    pace=Pace(training=0.5, prediction=0.1, how="by hand"),
+    simulated_pace=Pace(training=0.75, prediction=0.2, how="by hand"),
+    start=5.0,
+    task=2.0,
+    pack_task=0.25,
+    unpack_task=0.5,
+    pack_answer=0.75,
+    unpack_answer=0.25,
+    add=0.75,
+    close=3.0,
+    down=1000,
+    up=500,
+    model=900,
+    process=10_000,
+    training=5000,
+)
+
+
+def of_sites(sites: int, server_rate: float, site_rate: float, epochs: int = 2):  # type: ignore[no-untyped-def]
+    experiment = experiment_of("unet", [f"training.local_epochs={epochs}"])
+    rates = {"server_rate": server_rate, "site_rate": site_rate}
+    return forecast(PARTS, experiment, sites=sites, images=100, validation=20, **rates)
+
+
+def test_a_round_by_hand() -> None:
+    # the server's line passes 100 bytes a second: 10 sites x 1000 bytes down, and up 10 x 500 at 5 s each, while an
+    # answer is taken in 0.25 + 0.75 s
+    predicted = of_sites(10, server_rate=100.0, site_rate=1000.0)
+    assert predicted.down == 100 and predicted.up == 50
+    assert predicted.training == 2 * 100 * 0.5 + 20 * 0.1
+    assert predicted.site == 0.5 + 2.0 + 0.75 and predicted.server == 3.0 + 0.25
+    assert predicted.seconds == pytest.approx(100 + 102 + 3.25 + 50 + 3.25)
+    # one after the other without a line: each site starts, trains, does the rest, and its answer is taken
+    assert predicted.simulated == pytest.approx(
+        10 * (SIMULATOR_WAITS + 5 + (2 * 100 * 0.75 + 20 * 0.2) + 3.25 + 1.0) + 3.25
+    )
+    assert (predicted.site_memory, predicted.server_memory) == (15_000, 10_000 + MODELS_AT_SERVER * 900)
+
+
+def test_the_slower_line_counts_and_then_the_server_itself() -> None:
+    slow_site = of_sites(2, server_rate=1000.0, site_rate=10.0)
+    assert slow_site.down == 100 and slow_site.up == 50 + 1.0  # 1000 and 500 bytes at 10 a second
+    fast_lines = of_sites(200, server_rate=1e9, site_rate=1e9)
+    assert fast_lines.up == 200 * 1.0  # the line is free before an answer is in the mean
+
+
+def test_server_memory_does_not_depend_on_the_number_of_sites() -> None:
+    assert of_sites(6, 1e6, 1e6).server_memory == of_sites(200, 1e6, 1e6).server_memory
+
+
+@pytest.mark.parametrize(("text", "rate"), [("100Mbit", 12.5e6), ("1.5 Gbit", 187.5e6), ("800kbit/s", 1e5)])
+def test_a_bandwidth_in_bytes(text: str, rate: float) -> None:
+    assert rate_of(text) == rate
+
+
+@pytest.mark.parametrize("text", ["100", "100MB", "fast", "0Mbit", "-1Mbit", ""])
+def test_what_is_no_bandwidth_is_refused(text: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as stopped:
+        main(["plan", "--sites", "2", f"--bandwidth={text}", "--model", "unet"])
+    assert stopped.value.code == 2
+    assert "write a number with kbit, Mbit or Gbit" in capsys.readouterr().err
+
+
+def test_a_model_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "--sites", "2", "--bandwidth", "1Gbit", "--model", "vgg"]) == 2
+    assert "neither a job folder nor one of unet, densenet121" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["unet", "densenet121"])
+def test_a_network_stands_for_the_job_that_uses_it(name: str) -> None:
+    job = JOB.with_name({"unet": "harmofl_prostate", "densenet121": "harmofl_camelyon17"}[name])
+    of_job, of_name = experiment_of(str(job), []), experiment_of(name, [])
+    assert (of_name.network, of_name.data.height) == (of_job.network, of_job.data.height)
+    assert of_name.training.batch_size == of_job.training.batch_size
+
+
+def test_the_parts_of_a_job_are_measured(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(costs, "LONGEST_MEASUREMENT", 0.1)
+    parts = measure_parts(experiment_of(str(job), []))
+    half = measure_parts(experiment_of(str(job), ["federation.exchange=float16"]))
+    assert parts.model < parts.up < parts.down + 2000 and half.up < 0.7 * parts.up
+    assert (
+        min(
+            parts.start,
+            parts.simulated_pace.training,
+            parts.task,
+            parts.pack_task,
+            parts.unpack_answer,
+            parts.add,
+            parts.close,
+            parts.pace.training,
+        )
+        > 0
+    )
+    assert main(["plan", "--sites", "3", "--bandwidth", "10Mbit", "--model", str(job)]) == 0
+    told = capsys.readouterr().out
+    assert "what bounds the round:" in told and "together" in told and "measured:" in told
