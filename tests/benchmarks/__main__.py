@@ -26,6 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", nargs="+", choices=PARTS + LONG, default=PARTS, help="measure these parts")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
     options = parser.parse_args(arguments)
+    if options.json and not options.json.parent.is_dir():
+        parser.error(f"--json {options.json}: its folder is not there; make it first")
     rows: list[Row] = []
     print(HEAD, flush=True)
     for part in options.only:
@@ -40,7 +42,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def line(row: Row) -> str:
     verdict = "pass" if row.passed else "short"
-    return f"| {row.what} | {row.target} | {row.measured:.4g} | {row.limit:.4g} | {row.noise:.1%} | {verdict} |"
+    noise = "" if row.noise is None else f"{row.noise:.1%}"
+    return f"| {row.what} | {row.target} | {row.measured:.4g} | {row.limit:.4g} | {noise} | {verdict} |"
 
 
 if __name__ == "__main__":

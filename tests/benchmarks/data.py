@@ -67,7 +67,7 @@ def first_epoch(folder: Path) -> Row:
 
     found = ratio(ours, mapped, seconds=30)
     what = f"first epoch, warm cache, {VOLUMES} volumes {SIZE} x {SIZE} x {DEPTH}"
-    return Row(what, "the same bytes from memory-mapped files", found.median, 1.2, found.noise)
+    return Row(what, "the same windows from memory-mapped files into the same batches", found.median, 1.2, found.noise)
 
 
 def write_volumes(folder: Path) -> list[Case]:

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 import psutil
+from nvflare.fuel.utils import fobs
 
 from harmofl.app.forecast import forecast, measure_parts
 from harmofl.app.job import read_job
@@ -41,6 +42,7 @@ from tests.federation.conftest import make_job, simulate
 from tests.small_job import write_site
 
 MIB = 2**20
+APART = "the larger by the smaller"
 NETWORKS = {"unet": "instance", "densenet121": "batch"}
 FEW, MANY, MOST = 6, 60, 200  # sites
 ROUNDS, SETTLED = 40, 10  # rounds for the slope of memory, and those before it
@@ -144,6 +146,8 @@ def wire() -> Iterator[Row]:
             change = changes(model, 1)[0]
             up = link.up(pack_update(UpdateMessage(change, None, {"steps": 100})))
             yield Row(f"bytes up a round, {network}", "the model", up / weight, 1.01)
+            told = len(fobs.dumps(pack_update(UpdateMessage(change, None, {"steps": 100}))))  # as harmofl plan counts
+            yield Row(f"forecast of the bytes up, {network}", APART, max(up / told, told / up), 1.25)
             half = link.up(pack_update(UpdateMessage(in_exchange_type(change, "float16"), None, {"steps": 100})))
             yield Row(f"bytes up a round, {network}, exchange float16", "those of float32", half / up, 0.51)
 
@@ -166,8 +170,8 @@ def _slope() -> float:
 def number_of_sites() -> Iterator[Row]:
     """Time of a site and round with few and with many sites, in turns, and what the server holds."""
     seconds, memory = _in_a_process(_by_number)
-    yield Row(f"time per site and round with {MANY} sites", f"with {FEW} sites", seconds, 1.2)
-    yield Row(f"memory with {MANY} sites", f"with {FEW} sites", memory, 1.05)
+    yield Row(f"processor time of a site and round, {MANY} sites in one process", f"with {FEW} sites", seconds, 1.2)
+    yield Row(f"memory of that process, {MANY} sites", f"with {FEW} sites", memory, 1.05)
 
 
 def _by_number() -> tuple[float, float]:
@@ -192,11 +196,13 @@ def _seconds(rounds: ServedRounds, number: int) -> float:
 def planned() -> Iterator[Row]:
     """The forecast of `harmofl plan` against a round of FLARE's simulator, one site at a time."""
     with tempfile.TemporaryDirectory() as folder:
-        found = _forecast_and_run(Path(folder))
-    yield Row("forecast of a round against FLARE's simulator", "the larger by the smaller", max(found, 1 / found), 1.25)
+        seconds, memory = _forecast_and_run(Path(folder))
+    for what, found in (("a round's seconds", seconds), ("the server's memory", memory)):
+        yield Row(f"forecast of {what} against FLARE's simulator", APART, max(found, 1 / found), 1.25)
 
 
-def _forecast_and_run(folder: Path) -> float:
+def _forecast_and_run(folder: Path) -> tuple[float, float]:
+    """What `harmofl plan` says, as a part of what is measured."""
     for site in PLANNED_SITES:
         write_prostate_site(folder / "data" / site, "siemens_3t_surface", cases=12, seed=0, matrix=64, slices=8)
     changes = PLANNED | {"data.simulated_root": str(folder / "data")}
@@ -208,7 +214,7 @@ def _forecast_and_run(folder: Path) -> float:
         done = simulate(job, place, 1, {}, timeout=900)
         if done.code:
             raise RuntimeError(done.output[-2000:])
-        seconds[rounds] = done.results.seconds
+        seconds[rounds], held_by_server = done.results.seconds, done.rounds[-1].server_resident_mib
     experiment = read_job(job, []).resolve(demo=False)
     held = load_task(experiment).open_site(folder / "data" / site, site, experiment, folder / "cache")
     predicted = forecast(
@@ -220,7 +226,7 @@ def _forecast_and_run(folder: Path) -> float:
         server_rate=np.inf,
         site_rate=np.inf,
     )
-    return predicted.simulated / ((seconds[4] - seconds[1]) / 3)
+    return predicted.simulated / ((seconds[4] - seconds[1]) / 3), predicted.server_memory / MIB / held_by_server
 
 
 @contextmanager

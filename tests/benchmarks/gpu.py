@@ -13,7 +13,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -39,7 +39,7 @@ FEWEST, MOST = 3, 50  # repetitions
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.benchmarks.gpu", description=__doc__.splitlines()[0])
-    parser.add_argument("--device", default="cuda")
+    parser.add_argument("--device", default="cuda", choices=("cuda", "cpu"), help="cuda unless set")
     parser.add_argument("--tiny", action="store_true", help="small images, batches and networks")
     parser.add_argument("--seconds", type=float, default=2.0, help="of each measurement")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the table there too")
@@ -92,20 +92,22 @@ class Step:
         return layer
 
     def measured(self, seconds: float) -> dict[str, Any]:
-        """Milliseconds, and what follows from them."""
-        time_of = partial(median_ms, device=self.device, seconds=seconds)
+        """Milliseconds, and what follows from them; step, references and parts run in turns."""
         reset_peak(self.device)
-        whole = time_of(self.whole)
+        self.whole()
         peak = peak_mib(self.device)
-        bare, target = time_of(self.two_bare_passes), self.layer.target.cpu().numpy()
-        on_cpu = time_of(lambda: self.whole(partial(amplitude_on_cpu, target=target, device=self.device)))
-        parts = {
-            "two passes": bare,
-            "augmentation": time_of(lambda: flip_and_rotate(self.images, self.targets, self.random)),
-            "amplitude": time_of(lambda: self.layer(self.images)),
-            "perturbation": time_of(self.perturb),
-            "optimizer": time_of(self.optimizer.optimizer.step),
+        target = self.layer.target.cpu().numpy()
+        works: dict[str, Callable[[], object]] = {
+            "step": self.whole,
+            "two passes": self.two_bare_passes,
+            "step with CPU FFT": lambda: self.whole(partial(amplitude_on_cpu, target=target, device=self.device)),
+            "augmentation": lambda: flip_and_rotate(self.images, self.targets, self.random),
+            "amplitude": lambda: self.layer(self.images),
+            "perturbation": self.perturb,
+            "optimizer": self.optimizer.optimizer.step,
         }
+        found = medians_ms(works, device=self.device, seconds=seconds * len(works))
+        whole, bare, on_cpu = (found.pop(name) for name in ("step", "two passes", "step with CPU FFT"))
         return {
             "step_ms": round(whole, 3),
             "images_per_second": round(1000 * self.batch / whole, 1),
@@ -114,7 +116,7 @@ class Step:
             "step_over_bare": round(whole / bare, 3),
             "step_with_cpu_fft_ms": round(on_cpu, 3),
             "cpu_fft_over_step": round(on_cpu / whole, 3),
-            "share": {name: round(spent / whole, 4) for name, spent in parts.items()},
+            "share": {name: round(spent / whole, 4) for name, spent in {"two passes": bare, **found}.items()},
         }
 
     def whole(self, amplitude: Callable[[Tensor], Tensor] | None = None) -> None:
@@ -152,18 +154,22 @@ def amplitude_on_cpu(images: Tensor, target: np.ndarray, device: torch.device) -
     return torch.from_numpy(np.stack(replaced).astype(np.float32)).to(device)
 
 
-def median_ms(work: Callable[[], object], *, device: torch.device, seconds: float) -> float:
-    """Median over repetitions, the device waited for at the ends of each."""
-    work()
-    spent: list[float] = []
-    end = time.monotonic() + seconds
-    while len(spent) < FEWEST or (time.monotonic() < end and len(spent) < MOST):
-        wait(device)
-        start = time.perf_counter()
+def medians_ms(works: Mapping[str, Callable[[], object]], *, device: torch.device, seconds: float) -> dict[str, float]:
+    """Medians over repetitions of all works in turns, the device waited for at the ends of each."""
+    for work in works.values():
         work()
-        wait(device)
-        spent.append(1000 * (time.perf_counter() - start))
-    return statistics.median(spent)
+    spent: dict[str, list[float]] = {name: [] for name in works}
+    end = time.monotonic() + seconds
+    count = 0
+    while count < FEWEST or (time.monotonic() < end and count < MOST):
+        count += 1
+        for name, work in works.items():
+            wait(device)
+            start = time.perf_counter()
+            work()
+            wait(device)
+            spent[name].append(1000 * (time.perf_counter() - start))
+    return {name: statistics.median(times) for name, times in spent.items()}
 
 
 def wait(device: torch.device) -> None:

@@ -24,14 +24,14 @@ class Row:
         target: what it is held against, in words.
         measured: a ratio, or another number that does not depend on the machine's speed.
         limit: largest value that passes.
-        noise: half the 95 % interval of what was measured, as a part of it.
+        noise: half the 95 % interval of what was measured, as a part of it; None for what is measured once.
     """
 
     what: str
     target: str
     measured: float
     limit: float
-    noise: float = 0.0
+    noise: float | None = None
 
     @property
     def passed(self) -> bool:

@@ -8,7 +8,11 @@ from collections.abc import Callable
 from tests.benchmarks.rows import Row, ratio
 
 ALONE = "import torch, nvflare"
-EXECUTOR = "import harmofl.flare.executor, harmofl.flare.participant"
+EXECUTOR = """
+import harmofl.flare.executor, harmofl.flare.participant
+from harmofl.flare.lean_monai import import_lean_monai
+import_lean_monai()
+"""
 # What the first step of a task makes: the network of the job and its loss, from MONAI.
 MADE = """
 import json
@@ -20,7 +24,7 @@ untrained_network(experiment), load_task(experiment).loss()
 
 
 def measure() -> list[Row]:
-    rows = [started("executor and participant", EXECUTOR)]
+    rows = [started("executor, participant and MONAI", EXECUTOR)]
     for job in ("harmofl_prostate", "harmofl_camelyon17", "harmofl_nuclei"):
         rows.append(started(f"and network and loss of {job}", f"{EXECUTOR}\n{MADE.format(job=job)}"))
     return rows

@@ -11,7 +11,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 from harmofl.app.job import read_job
 from harmofl.core.amplitude import AmplitudeNormalization
-from harmofl.core.perturbation import WeightPerturbation, gradient_norm
+from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
     RoundSettings,
     build_optimizer,
@@ -52,10 +52,9 @@ def perturbation(job: str, name: str) -> Row:
     gradients = [parameter.grad for parameter in parameters]
     optimizer = WeightPerturbation(torch.optim.SGD(parameters, lr=0.0), 0.05)
 
-    factor = optimizer.alpha / float(gradient_norm(parameters))
-
     def perturb() -> None:
-        with optimizer._ascended(parameters, factor):
+        """With the norm of the gradient, which the reference has not."""
+        with optimizer.perturbed():
             pass
 
     @torch.no_grad()

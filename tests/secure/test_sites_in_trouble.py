@@ -66,17 +66,19 @@ def test_sites_without_usable_data_are_named(lead: Lead, consortium: Consortium,
 
 
 def test_what_a_hospital_lets_out(lead: Lead, consortium: Consortium, drill: Drill) -> None:
-    """A site that adds noise to its amplitude, another whose limit is above its patients: the amplitude carries the
-    noise, the other site sends none, both train, results and report say so.
+    """A site that adds noise to its amplitude, another whose limit is above its patients and that trains in two
+    processes: the amplitude carries the noise, the other site sends none, both train, results and report say so.
     """
     noise = {"clip": 5.0, "epsilon": 1.0, "delta": 1e-5}
-    with settings(consortium, "HK", amplitude_noise=noise), settings(consortium, "UCL", minimum_cases=50):
+    other = {"minimum_cases": 50, "device": "cpu,cpu"}
+    with settings(consortium, "HK", amplitude_noise=noise), settings(consortium, "UCL", **other):
         outcome = lead.run(lead.bundle({**TWO_OF_THREE, "federation.rounds": 1}))
     assert outcome.code == 0, outcome.lines
     assert sites_of(outcome.rounds) == [["BIDMC", "HK", "UCL"]]
     sites = outcome.results.sites
     assert [site for site, result in sites.items() if result.amplitude_sent] == ["BIDMC", "HK"]
     assert sites["UCL"].bytes_sent["amplitude"] == 0 and sites["UCL"].bytes_sent["weights"] > 0
+    assert "trains in 2 processes: cpu, cpu" in (consortium.kit("UCL") / outcome.job_id / "log.txt").read_text()
     said = sites["HK"].amplitude_noise
     assert said is not None and (said.epsilon, said.delta, said.clip) == (1.0, 1e-5, 5.0)
     assert sites["BIDMC"].amplitude_noise is None

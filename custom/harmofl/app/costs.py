@@ -79,7 +79,8 @@ def measure_pace(experiment: Experiment) -> Pace:
     Batches shrink to one image where a whole one would take long: time grows in proportion to the images.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    place = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
+    threads = torch.get_num_threads()
+    place = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}"
     network = _network(experiment).to(device, memory_format=torch.channels_last)
     first = _step_seconds(experiment, network, images=1, steps=1)
     if first > LONGEST_MEASUREMENT:

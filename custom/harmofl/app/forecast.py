@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
-import psutil
 import torch
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
@@ -45,11 +44,19 @@ Result = TypeVar("Result")
 REPEATS = 3  # of what takes milliseconds; the least counts, which other processes have disturbed the least
 # Of the server: global model, task as sent, answer as received and as arrays, mean, and sums in 8 bytes a value.
 MODELS_AT_SERVER = 7
-# What FLARE's simulator starts for every task of a site, and the network that the task makes first.
-_PROCESS = """
+# What FLARE's simulator starts for every task of a site, with what the executor imports there; and a server's process.
+_SITE = """
 import nvflare.private.fed.app.simulator.simulator_worker, harmofl.flare.executor, harmofl.flare.participant
-from harmofl.core.networks import build_network
-build_network("unet", 3, (0.5, 0.5), width=4, norm="instance", seed=0)
+from harmofl.flare.lean_monai import import_lean_monai
+import_lean_monai()
+"""
+_SERVER = """
+import nvflare.private.fed.app.simulator.simulator_runner, harmofl.flare.controller, harmofl.flare.persistor
+import matplotlib.figure, monai.networks.nets, torch.utils.tensorboard
+"""
+_HELD = """
+import psutil
+print(psutil.Process().memory_info().rss)
 """
 # FLARE 2.9's simulator waits 1 s before every task, looks once a second whether its process listens (half of it on
 # average), and each process sleeps 2 s before it ends.
@@ -72,7 +79,7 @@ class Parts:
         close: from the mean to the next task's weights.
         down, up: bytes of a message in each direction.
         model: bytes of the entries that travel.
-        process: bytes of a process that has imported what a site needs.
+        process, server_process: bytes of a process that has imported what a site or the server needs.
         training: bytes of training a batch beside that.
     """
 
@@ -90,6 +97,7 @@ class Parts:
     up: int
     model: int
     process: int
+    server_process: int
     training: int
 
 
@@ -128,6 +136,7 @@ def measure_parts(experiment: Experiment) -> Parts:
         ExperimentError: the network cannot be built.
     """
     common_decomposers.register()
+    process, start = _process(_SITE)
     pace = measure_pace(experiment)
     with _threads(simulated_threads()):
         simulated_pace = measure_pace(experiment)
@@ -146,7 +155,7 @@ def measure_parts(experiment: Experiment) -> Parts:
     return Parts(
         pace=pace,
         simulated_pace=simulated_pace,
-        start=_start_seconds(),
+        start=start,
         task=_task_seconds(experiment, weights),
         pack_task=pack_task,
         unpack_task=unpack_task,
@@ -157,7 +166,8 @@ def measure_parts(experiment: Experiment) -> Parts:
         down=len(down),
         up=len(up),
         model=sum(value.nbytes for value in weights.values()),
-        process=psutil.Process().memory_info().rss,
+        process=process,
+        server_process=_process(_SERVER)[0],
         training=training_bytes(experiment),
     )
 
@@ -199,7 +209,7 @@ def forecast(
         server=server,
         simulated=sites * (SIMULATOR_WAITS + parts.start + training(parts.simulated_pace) + site + taken) + server,
         site_memory=parts.process + parts.training,
-        server_memory=parts.process + MODELS_AT_SERVER * parts.model,
+        server_memory=parts.server_process + MODELS_AT_SERVER * parts.model,
     )
 
 
@@ -241,9 +251,11 @@ def _task_seconds(experiment: Experiment, weights: Arrays) -> float:
 
 
 @cache
-def _start_seconds() -> float:
-    """Seconds until a new process has imported what a task of a site needs."""
-    return _timed(lambda: subprocess.run([sys.executable, "-c", _PROCESS], check=True), repeats=1)[1]
+def _process(imports: str) -> tuple[int, float]:
+    """Bytes of a new process that has imported something, and seconds until then."""
+    command = [sys.executable, "-c", imports + _HELD]
+    done, seconds = _timed(lambda: subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True), repeats=1)
+    return int(done.stdout.split()[-1]), seconds
 
 
 @contextmanager

@@ -142,7 +142,7 @@ def _show(console: Console, request: Request, experiment: Experiment, parts: Par
     table.add_row("together", duration_text(predicted.seconds), "", "")
     console.print(table)
     longest = max(stretches, key=lambda stretch: stretch[1])[0]
-    console.print(f"\nwhat bounds the round: {longest}; {_advice(longest)}")
+    console.print(f"\nwhat bounds the round: {longest}; {_advice(longest, request, parts)}")
     _show_sums(console, request, parts, predicted)
 
 
@@ -163,9 +163,14 @@ def _show_sums(console: Console, request: Request, parts: Parts, predicted: Fore
     console.print(f"measured: {parts.pace.how}; transfers are computed from the bandwidth, delays are left out")
 
 
-def _advice(longest: str) -> str:
+def _advice(longest: str, request: Request, parts: Parts) -> str:
     if longest.startswith("training"):
         return "a GPU, fewer images or a lower training.local_epochs shorten it"
-    if longest.startswith(("model", "differences")):
-        return "a faster line at the server shortens it, federation.exchange=float16 the way up"
-    return "a narrower network (network.width) shortens it"
+    if not longest.startswith(("model", "differences")):
+        return "a narrower network (network.width) shortens it"
+    up = longest.startswith("differences")
+    taken = parts.unpack_answer + parts.add
+    if up and request.sites * taken > max(request.sites * parts.up / request.server_rate, parts.up / request.site_rate):
+        return "a faster core at the server or a narrower network (network.width) shortens it"
+    whose = "the server" if request.sites * request.site_rate > request.server_rate else "the sites"
+    return f"a faster line at {whose} shortens it" + (", and so does federation.exchange=float16" if up else "")

@@ -6,8 +6,6 @@ from math import nan
 import torch
 from torch import Tensor
 
-from harmofl.core.lean_monai import lean_monai
-
 PERCENTILE = 95
 
 
@@ -31,8 +29,7 @@ def surface_distances(
     predicted, true = prediction_SHW > 0, mask_SHW > 0
     if not (bool(predicted.any()) and bool(true.any())):
         return nan, nan
-    with lean_monai():
-        from monai.metrics import compute_average_surface_distance, compute_hausdorff_distance
+    from monai.metrics import compute_average_surface_distance, compute_hausdorff_distance
 
     pair = [mask[None, None].to(torch.uint8).cpu() for mask in (predicted, true)]
     with warnings.catch_warnings():

@@ -3,8 +3,6 @@
 import torch
 from torch import Tensor, nn
 
-from harmofl.core.lean_monai import lean_monai
-
 
 class DiceLossIgnoring(nn.Module):
     """Soft Dice loss in which the pixels of one label count neither in the value nor in the gradient.
@@ -21,9 +19,8 @@ class DiceLossIgnoring(nn.Module):
             ignored: label of the pixels to leave out, none of the classes.
         """
         super().__init__()
-        with lean_monai():
-            from monai.losses.dice import MaskedDiceLoss
-            from monai.networks.utils import one_hot
+        from monai.losses.dice import MaskedDiceLoss
+        from monai.networks.utils import one_hot
 
         self._ignored = ignored
         self._one_hot = one_hot

@@ -7,8 +7,6 @@ from typing import Literal
 import torch
 from torch import nn
 
-from harmofl.core.lean_monai import lean_monai
-
 Norm = Literal["instance", "batch", "batch_stats"]
 
 # `batch_stats` is what the released code uses: a prediction then depends on the other images of its batch.
@@ -48,14 +46,12 @@ def build_network(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if name == "unet":
-            with lean_monai():
-                from monai.networks.nets.basic_unet import BasicUNet
+            from monai.networks.nets.basic_unet import BasicUNet
 
             features = (width, 2 * width, 4 * width, 8 * width, 16 * width, width)
             network: nn.Module = BasicUNet(2, in_channels, classes, features=features, norm=options)
         elif name == "densenet121":
-            with lean_monai():
-                from monai.networks.nets.densenet import DenseNet121
+            from monai.networks.nets.densenet import DenseNet121
 
             if norm == "batch_stats":
                 raise ValueError(

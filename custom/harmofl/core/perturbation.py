@@ -190,32 +190,34 @@ class WeightPerturbation:
 
     @contextmanager
     def _ascended(self, parameters: list[Tensor], factor: float | Tensor) -> Iterator[None]:
-        saved, self._room = self._room_for(parameters), []  # taken: another perturbation inside this one gets its own
+        room, self._room = self._room_for(parameters), []  # taken: another perturbation inside this one gets its own
+        weights = [parameter.data for parameter in parameters]
         with torch.no_grad():
-            torch._foreach_copy_(saved, parameters)
+            self._ascend(parameters, factor, room)
         try:
-            with torch.no_grad():
-                self._ascend(parameters, factor)
-            # An autocast around the whole step holds half-precision copies of the weights.
-            torch.clear_autocast_cache()
+            _hold(parameters, room)
             yield
         finally:
-            with torch.no_grad():
-                torch._foreach_copy_(parameters, saved)
-            torch.clear_autocast_cache()
-            self._room = saved
+            _hold(parameters, weights)
+            self._room = room
 
     @staticmethod
-    def _ascend(parameters: list[Tensor], factor: float | Tensor) -> None:
+    def _ascend(parameters: list[Tensor], factor: float | Tensor, room: list[Tensor]) -> None:
+        """Write the perturbed weights into the room."""
         gradients = [parameter.grad for parameter in parameters]
         if isinstance(factor, Tensor) or any(parameter.dtype != torch.float32 for parameter in parameters):
             # foreach_add takes its factor as a number, and in the weights' type, too large for float16
-            torch._foreach_add_(parameters, torch._foreach_mul(gradients, factor))
+            torch._foreach_copy_(room, parameters)
+            torch._foreach_add_(room, torch._foreach_mul(gradients, factor))
+        elif parameters and parameters[0].device.type == "cpu":  # one pass; foreach has no form that writes elsewhere
+            for parameter, gradient, perturbed in zip(parameters, gradients, room, strict=True):
+                torch.add(parameter, gradient, alpha=factor, out=perturbed)
         else:
-            torch._foreach_add_(parameters, gradients, alpha=factor)
+            torch._foreach_copy_(room, parameters)
+            torch._foreach_add_(room, gradients, alpha=factor)
 
     def _room_for(self, parameters: list[Tensor]) -> list[Tensor]:
-        """Where weights lie while they are perturbed; kept from step to step, for fresh pages cost more than copies."""
+        """Where perturbed weights lie; kept from step to step, for fresh pages cost more than the sum."""
         if [_form(room) for room in self._room] != [_form(parameter) for parameter in parameters]:
             self._room = [torch.empty_like(parameter, requires_grad=False) for parameter in parameters]
         return self._room
@@ -243,6 +245,14 @@ class WeightPerturbation:
         if scaler is not None and self._parameters():
             scaler.unscale_(self.optimizer)
             scaler.update()
+
+
+def _hold(parameters: list[Tensor], values: list[Tensor]) -> None:
+    """Let parameters hold other memory: nothing is copied, and what they held before stays as it is."""
+    for parameter, value in zip(parameters, values, strict=True):
+        parameter.data = value
+    # an autocast around the whole step holds half-precision copies of the weights
+    torch.clear_autocast_cache()
 
 
 def _usable(norm: float) -> bool:

@@ -56,7 +56,9 @@ class HarmoFLExecutor(Executor):
 
     def _perform(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         # torch and MONAI are needed from here on; what only registers the executor stays quick to import
+        from harmofl.flare.lean_monai import import_lean_monai
         from harmofl.flare.participant import Participant
+        from harmofl.tasks import is_outside
 
         header = read_header(shareable)
         note_run(fl_ctx, header.run_id)
@@ -72,6 +74,8 @@ class HarmoFLExecutor(Executor):
                 f"site {site.name} resolves experiment {experiment.hash}, the server {header.experiment_hash}; "
                 "both need the same job and the same harmofl version",
             )
+        if not is_outside(experiment.task):  # that of somebody else may use any part of MONAI
+            import_lean_monai()
         self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")
         if experiment.federation.pooled_data and not site.simulated:
             raise SiteError("pooled_data", f"site {site.name} takes no part in training on pooled data")

@@ -29,6 +29,7 @@ from harmofl.core.parallel import ProcessGroup
 from harmofl.core.training import TrainingError, TrainingStoppedError
 from harmofl.data.findings import DataRootError
 from harmofl.experiment import Experiment
+from harmofl.flare.lean_monai import import_lean_monai
 from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.tasks import Task, admit, is_outside
@@ -245,6 +246,8 @@ def _take_part(packed: bytes, rank: int, store: str, ready: Callable[[], Any]) -
     experiment, site = assignment.experiment, assignment.site
     if is_outside(experiment.task):
         admit(experiment.task, assignment.task)
+    else:
+        import_lean_monai()
     own = replace(site, device=site.devices[rank])
     participant = Participant(
         experiment, own, assignment.run_id, lambda: False, logging.getLogger(), pool=assignment.pool

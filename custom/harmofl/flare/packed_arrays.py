@@ -1,5 +1,6 @@
 """Entries of a model on FLARE's wire: small ones travel as one array, for each array costs about 500 bytes there."""
 
+import math
 from typing import Any
 
 import numpy as np
@@ -50,22 +51,33 @@ class PackedArraysDecomposer(Decomposer):
         """The entries.
 
         Raises:
-            ValueError: the lists do not belong together.
+            ValueError: the lists do not belong together, or something in them has another form.
         """
-        large, places = list(data["large"]), dict.fromkeys(data["small"], 0)
-        result: dict[str, np.ndarray] = {}
-        for name, shape, kind in data["entries"]:
-            if kind:
-                start = places[kind]
-                places[kind] += int(np.prod(shape, dtype=np.int64))
-                result[name] = data["small"][kind][start : places[kind]].reshape(shape)
-            elif large:
-                result[name] = large.pop(0)
-            else:
-                raise ValueError("a message lists more arrays than it holds")
-        if large or any(len(data["small"][kind]) != end for kind, end in places.items()):
-            raise ValueError("a message holds more than the arrays that it lists")
-        return result
+        try:
+            return _entries(data["entries"], list(data["large"]), dict(data["small"]))
+        except (AttributeError, KeyError, OverflowError, TypeError) as error:
+            raise ValueError(f"a message's arrays have another form ({type(error).__name__})") from None
+
+
+def _entries(listed: Any, large: list[Any], small: dict[str, Any]) -> dict[str, np.ndarray]:
+    if not all(isinstance(array, np.ndarray) for array in (*large, *small.values())):
+        raise ValueError("a message lists arrays that are none")
+    ends = dict.fromkeys(small, 0)
+    result: dict[str, np.ndarray] = {}
+    for name, shape, kind in listed:
+        if name in result:
+            raise ValueError("a message names an array twice")
+        if kind:
+            start = ends[kind]
+            ends[kind] += math.prod(shape)
+            result[name] = small[kind][start : ends[kind]].reshape(shape)
+        elif large:
+            result[name] = large.pop(0)
+        else:
+            raise ValueError("a message lists more arrays than it holds")
+    if large or any(len(small[kind]) != end for kind, end in ends.items()):
+        raise ValueError("a message holds more than the arrays that it lists")
+    return result
 
 
 fobs.register(PackedArraysDecomposer)

@@ -270,6 +270,7 @@ class Participant:
         if len(self._site.devices) == 1:
             return nullcontext((ALONE, self._should_stop))
         check_several(self._site, start.network)
+        self._logger.info(f"trains in {len(self._site.devices)} processes: {', '.join(self._site.devices)}")
         site = replace(self._site, workers=self._workers)  # the batches of one process need equally many
         assignment = Assignment(self._experiment, site, self._run_id, self._pool, self._task, start.packed())
         return shared_round(assignment, self._should_stop)

@@ -9,7 +9,6 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
-from harmofl.core.lean_monai import lean_monai
 from harmofl.core.scores import case_dice, predicted_classes, published_dice, summarize
 from harmofl.data.layout import find_cases, site_folder
 from harmofl.data.scanners import SCANNERS
@@ -55,8 +54,7 @@ class SegmentationLoss(nn.Module):
     def __init__(self) -> None:
         """Build MONAI's combined loss."""
         super().__init__()
-        with lean_monai():
-            from monai.losses.dice import DiceCELoss
+        from monai.losses.dice import DiceCELoss
 
         self._loss = DiceCELoss(to_onehot_y=True, softmax=True, batch=True, lambda_dice=0.5, lambda_ce=0.5)
 

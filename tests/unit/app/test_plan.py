@@ -8,7 +8,7 @@ from harmofl.app import costs
 from harmofl.app.cli import main
 from harmofl.app.costs import Pace
 from harmofl.app.forecast import MODELS_AT_SERVER, SIMULATOR_WAITS, Parts, forecast, measure_parts
-from harmofl.app.plan import experiment_of, rate_of
+from harmofl.app.plan import Request, _advice, experiment_of, rate_of
 from tests.small_job import JOB
 
 PARTS = Parts(
@@ -26,6 +26,7 @@ PARTS = Parts(
     up=500,
     model=900,
     process=10_000,
+    server_process=20_000,
     training=5000,
 )
 
@@ -48,7 +49,7 @@ def test_a_round_by_hand() -> None:
     assert predicted.simulated == pytest.approx(
         10 * (SIMULATOR_WAITS + 5 + (2 * 100 * 0.75 + 20 * 0.2) + 3.25 + 1.0) + 3.25
     )
-    assert (predicted.site_memory, predicted.server_memory) == (15_000, 10_000 + MODELS_AT_SERVER * 900)
+    assert (predicted.site_memory, predicted.server_memory) == (15_000, 20_000 + MODELS_AT_SERVER * 900)
 
 
 def test_the_slower_line_counts_and_then_the_server_itself() -> None:
@@ -111,3 +112,18 @@ def test_the_parts_of_a_job_are_measured(
     assert main(["plan", "--sites", "3", "--bandwidth", "10Mbit", "--model", str(job)]) == 0
     told = capsys.readouterr().out
     assert "what bounds the round:" in told and "together" in told and "measured:" in told
+
+
+@pytest.mark.parametrize(
+    ("stretch", "rates", "advice"),
+    [
+        ("model to all sites", (1e3, 1e6), "a faster line at the server shortens it"),
+        ("model to all sites", (1e9, 1e1), "a faster line at the sites shortens it"),
+        ("differences to the server", (1e2, 1e6), "line at the server shortens it, and so does federation.exchange"),
+        ("differences to the server", (1e9, 1e9), "a faster core at the server"),  # 1 s each, whatever the lines
+        ("training and validation at a site", (1e9, 1e9), "training.local_epochs"),
+    ],
+)
+def test_advice_is_about_what_bounds_the_round(stretch: str, rates: tuple[float, float], advice: str) -> None:
+    request = Request("unet", (), 10, *rates, images=100)
+    assert advice in _advice(stretch, request, PARTS)

@@ -152,3 +152,35 @@ def test_a_cache_that_cannot_be_written_says_so_once(source: Path, tmp_path: Pat
 def test_the_cache_never_lies_in_the_data_folder(source: Path) -> None:
     with pytest.raises(DataRootError, match="never written to"):
         DecodedCache(source.parent / "cache").read([], [source], lambda: Decoded({}))
+
+
+def test_words_that_have_changed_places_are_noticed(tmp_path: Path) -> None:
+    values = np.random.default_rng(0).integers(0, 2**63, 4096 + 5, dtype=np.uint64)  # eight rows of words, and a rest
+    path = tmp_path / "entry"
+    with path.open("wb") as stream:
+        decoded.write(stream, Decoded({"values": values}))
+    whole = path.read_bytes()
+    start = whole.index(values.tobytes())
+    for first, second in (
+        (0, 1),
+        (0, 512),
+        (3, 1030),
+        (4096, 4100),
+        (5, 4097),
+    ):  # in a row, a column, neither, the rest
+        moved = values.copy()
+        moved[[first, second]] = values[[second, first]]
+        path.write_bytes(whole[:start] + moved.tobytes() + whole[start + values.nbytes :])
+        assert decoded._load(path) is None
+    path.write_bytes(whole)
+    assert decoded._load(path) is not None
+
+
+def test_entries_in_use_keep_no_file_open(tmp_path: Path) -> None:
+    path = tmp_path / "entry"
+    with path.open("wb") as stream:
+        decoded.write(stream, Decoded({"values": np.arange(100)}))
+    before = set(os.listdir("/proc/self/fd"))
+    kept = [decoded._load(path) for _ in range(50)]
+    assert set(os.listdir("/proc/self/fd")) == before
+    assert all(entry is not None and entry.arrays["values"][99] == 99 for entry in kept)

@@ -15,6 +15,8 @@ AFTERWARDS = """
 import sys
 from pathlib import Path
 import numpy as np, torch
+from harmofl.flare.lean_monai import import_lean_monai
+import_lean_monai()
 from harmofl.core.networks import build_network
 build_network("unet", 3, (0.9, 0.1), width=4, norm="instance", seed=0)
 assert not [name for name in ("matplotlib", "skimage", "tensorboard", "scipy.stats") if name in sys.modules]
@@ -64,15 +66,20 @@ def test_heavy_packages_wait_until_they_are_used(statement: str, loaded: set[str
 
 
 OTHER_THREADS = """
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import import_module
-from harmofl.core.lean_monai import lean_monai
-with lean_monai(), ThreadPoolExecutor(1) as pool:
+from types import SimpleNamespace
+import harmofl.flare.lean_monai as lean
+def instead_of_monai(name):  # while the packages are hidden
     try:
         import_module("requests")
     except ModuleNotFoundError:
-        pool.submit(import_module, "requests").result()
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(import_module, "requests").result()
         print("one thread")
+lean.import_module = instead_of_monai
+lean.import_lean_monai()
 import_module("jsonschema")
 """
 

@@ -53,7 +53,9 @@ def test_a_thousand_small_entries_cost_a_few_bytes_each():
     assert over < 1000 * 30  # the name, its length, shape and type; one by one they cost 300 and more
 
 
-@pytest.mark.parametrize("change", ["longer", "shorter", "missing", "more", "shape"])
+@pytest.mark.parametrize(
+    "change", ["longer", "shorter", "missing", "more", "shape", "negative", "huge", "twice", "text", "kind", "none"]
+)
 def test_arrays_that_are_not_those_listed_are_refused(change):
     data = PackedArraysDecomposer().decompose(
         PackedArrays({"a": np.zeros(SMALL, np.float32), "b": np.zeros((2, 3), np.float32)})
@@ -66,7 +68,15 @@ def test_arrays_that_are_not_those_listed_are_refused(change):
         data["large"] = []
     elif change == "more":
         data["large"] *= 2
+    elif change == "twice":
+        data["entries"][1][0] = "a"
+    elif change == "text":
+        data["large"] = ["a"]
+    elif change == "kind":
+        data["entries"][1][2] = "f8"
+    elif change == "none":
+        data["entries"] = None
     else:
-        data["entries"][1][1] = [7]
+        data["entries"][1][1] = {"shape": [7], "negative": [-1, 3], "huge": [2**40, 2**40]}[change]
     with pytest.raises(ValueError):
         PackedArraysDecomposer().recompose(data)

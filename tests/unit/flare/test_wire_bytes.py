@@ -35,6 +35,6 @@ def test_a_round_after_the_freeze(network, norm, pixels, numbers):
         assert weight < down <= 1.03 * weight
     told = numbers | {"received_sha256": arrays_sha256(model)}
     up = size_of(pack_update(UpdateMessage(model, None, told)))
-    assert weight < up <= 1.01 * weight
+    assert weight < up <= 1.004 * weight  # array by array it would be 1.009 for the DenseNet
     half = size_of(pack_update(UpdateMessage(in_exchange_type(model, "float16"), None, told)))
     assert half <= 0.51 * up

@@ -1,15 +1,15 @@
-"""MONAI without the packages that it loads only because they are installed."""
+"""MONAI in a process of a site, without the packages that it loads only because they are installed."""
 
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
+from importlib import import_module
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from threading import get_ident
 from types import ModuleType
 
 # MONAI imports all of its modules at once, and these where it finds them: two seconds in each process of a site. What
-# is used here (networks, losses, metrics, resizing, readers, sliding windows) needs none of them.
+# the package's own tasks use (networks, losses, metrics, resizing, readers, sliding windows) needs none of them.
 NOT_NEEDED = ("matplotlib", "scipy.signal", "scipy.stats", "skimage", "tensorboard", "requests", "jsonschema")
 
 
@@ -28,18 +28,17 @@ class _NotFound(MetaPathFinder):
         return None
 
 
-@contextmanager
-def lean_monai() -> Iterator[None]:
-    """Let the first import of MONAI in this process, inside the block, find none of the packages named above.
+def import_lean_monai() -> None:
+    """Import MONAI, if nothing has yet, so that it takes the packages named above for not installed.
 
-    MONAI takes them for not installed from then on; everybody else imports them as ever. What is already loaded stays.
+    For processes that run a task of the package and nothing else: parts of MONAI that need one of these packages say
+    from then on that it is missing. Everybody else imports them as ever.
     """
     if "monai" in sys.modules:
-        yield
         return
     finder = _NotFound()
     sys.meta_path.insert(0, finder)
     try:
-        yield
+        import_module("monai")
     finally:
         sys.meta_path.remove(finder)
