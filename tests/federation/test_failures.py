@@ -37,6 +37,7 @@ def test_a11_too_few_accepted_results_fail_the_job_and_save_no_model(run_job: Ru
     assert not (run.server / "FL_global_model.pt").exists()
 
 
+@pytest.mark.slow
 def test_books_that_cannot_be_written_fail_the_job(run_job: RunJob) -> None:
     run = run_job(controller="drill.CannotWriteItsBooks", code=CONTROLLERS)
     assert run.code != 0
@@ -44,6 +45,7 @@ def test_books_that_cannot_be_written_fail_the_job(run_job: RunJob) -> None:
     assert not (run.server / "results.json").exists()
 
 
+@pytest.mark.slow
 def test_c12_a_late_site_trains_with_the_frozen_amplitude(run_job: RunJob) -> None:
     run = run_job(overrides=ONE_IS_ENOUGH, executor="drill.JoinsLate", code=EXECUTORS)
     assert run.code == 0, run.output
@@ -53,6 +55,7 @@ def test_c12_a_late_site_trains_with_the_frozen_amplitude(run_job: RunJob) -> No
     assert not results.sites["HK"].amplitude_sent and results.sites["HK"].bytes_sent["amplitude"] == 0
 
 
+@pytest.mark.slow
 def test_too_few_amplitudes_fail_the_job_by_name(run_job: RunJob) -> None:
     run = run_job(overrides={"amplitude.minimum_cases": 100})
     assert run.code != 0
@@ -61,6 +64,7 @@ def test_too_few_amplitudes_fail_the_job_by_name(run_job: RunJob) -> None:
     assert "amplitude not sent" in run.output
 
 
+@pytest.mark.slow
 def test_a_site_that_cannot_evaluate_fails_the_job_but_not_the_evidence(run_job: RunJob) -> None:
     run = run_job(executor="drill.FailsInEvaluation", code=EXECUTORS)
     assert run.code != 0
