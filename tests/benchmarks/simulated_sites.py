@@ -16,7 +16,7 @@ SETTINGS = {
     "data.height": 64,
     "data.width": 64,
     "network.width": 4,
-    "federation.rounds": 2,
+    "federation.rounds": 1,
     "federation.tracking": "none",
 }
 
