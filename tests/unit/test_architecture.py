@@ -92,10 +92,10 @@ def test_core_opens_no_file(module):
     assert not names & FILE_CALLS
 
 
-def test_no_file_is_longer_than_300_lines():
+def test_no_file_is_longer_than_500_lines():
     tests = Path(__file__).parents[1].rglob("*.py")
     lengths = {path.as_posix(): len(path.read_text(encoding="utf-8").splitlines()) for path in [*FILES, *tests]}
-    assert not {path: length for path, length in lengths.items() if length > 300}
+    assert not {path: length for path, length in lengths.items() if length > 500}
 
 
 def length_without_docstring(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
