@@ -124,20 +124,21 @@ def test_a_step_that_fails_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
 
 
 def test_a_step_that_does_not_end_is_ended_with_its_children(tmp_path: Path) -> None:
-    commands = Commands(tmp_path, dict(os.environ))
+    commands, before = Commands(tmp_path, dict(os.environ)), processes_of(tmp_path)
     code = "import subprocess; subprocess.run(['sleep', '300'])"
     with pytest.raises(RehearsalError, match=r"^nvflare poc stop did not end within 1 s$"):
         commands.run([sys.executable, "-c", code], "nvflare poc stop", quiet=True, patience=1.0)
-    assert not processes_of(tmp_path)
+    assert not set(processes_of(tmp_path)) - set(before)
 
 
 def test_what_a_command_left_running_is_ended(tmp_path: Path) -> None:
-    commands = Commands(tmp_path, dict(os.environ))
+    commands, before = Commands(tmp_path, dict(os.environ)), processes_of(tmp_path)
     code = (
         "import subprocess as s; s.Popen(['sleep', '300'], stdout=s.DEVNULL, stderr=s.DEVNULL, start_new_session=True)"
     )
     commands.run([sys.executable, "-c", code], "nvflare poc start", quiet=True)
-    assert [process.name() for process in processes_of(tmp_path)] == ["sleep"]
+    left = [process for process in processes_of(tmp_path) if process not in before]
+    assert [process.name() for process in left] == ["sleep"]
     commands.end_all()
     assert not processes_of(tmp_path)
 
