@@ -115,7 +115,7 @@ class _Scan:
 
     def answer(self, predict: Predict) -> Answer:
         labels = scan_labels(self.scan, predict).numpy()
-        milliliters = float(np.count_nonzero(labels) * np.prod(self.scan.spacing) / 1000)
+        milliliters = float(np.count_nonzero(labels) * self.scan.voxel_ml)
         slices = int(labels.any(axis=(1, 2)).sum())
         return Answer(labels, (), f"{milliliters:.1f} mL on {slices} of {len(labels)} slices")
 
