@@ -12,7 +12,8 @@ FRAME = "LPS"
 # Of a voxel at the worst corner of a grid. Headers of one real 640 x 640 grid written by two tools differ by 0.14; a
 # shift by half a voxel is a misplaced mask.
 GRID_TOLERANCE = 0.25
-LEAST_DETERMINANT = 1e-12  # of voxel sizes, even where they are in meters
+LARGEST, SMALLEST = 1e6, 1e-6  # mm; a header in meters or micrometers lies between them
+LEAST_VOLUME = 1e-3  # of three axes of length 1
 Affine = NDArray[np.float64]
 
 
@@ -93,9 +94,14 @@ def axis_codes(affine: Affine) -> str:
     return "".join(aff2axcodes(affine))
 
 
-def is_invertible(affine: Affine) -> bool:
-    """Whether an affine places voxels at all: finite, with three independent axes."""
-    return bool(np.isfinite(affine).all() and abs(np.linalg.det(affine[:3, :3])) >= LEAST_DETERMINANT)
+def is_usable(affine: Affine) -> bool:
+    """Whether an affine places voxels at all: numbers that can be lengths in mm, and three independent axes."""
+    if not np.isfinite(affine).all() or np.abs(affine).max() > LARGEST:
+        return False
+    lengths = np.linalg.norm(affine[:3, :3], axis=0)
+    if lengths.min() < SMALLEST:
+        return False
+    return bool(abs(np.linalg.det(affine[:3, :3] / lengths)) > LEAST_VOLUME)
 
 
 def skew(affine: Affine) -> float:

@@ -14,7 +14,7 @@ from harmofl.data.geometry import (
     corner_distance,
     file_affine,
     grid_in_frame,
-    is_invertible,
+    is_usable,
     skew,
 )
 
@@ -97,8 +97,8 @@ def placement_of(path: Path, raw: Any, image: Any) -> Placement:
     if form != "sform" and not np.abs(sizes).min() > 0:
         message = f"the header gives voxel sizes of {_sizes(sizes)} mm, so spacing is unknown"
         raise refusal("bad_affine", path.name, message, CONVERT_AGAIN)
-    if not is_invertible(affine):
-        message = f"the affine of the header ({form}) is singular, so spacing and orientation are unknown"
+    if not is_usable(affine):
+        message = f"the {form} of the header places no voxel (singular or no lengths in mm)"
         raise refusal("bad_affine", path.name, message, CONVERT_AGAIN)
     if skew(affine) > SKEW_REFUSED:
         message = f"the axes of its {form} are {skew(affine):.3g} degrees from right angles"
@@ -143,7 +143,7 @@ def _extensions_fit(path: Path, raw: Any, offset: int) -> bool:
 
 
 def _apart(used: Affine, other: Affine, shape: tuple[int, ...]) -> bool:
-    if not is_invertible(other):
+    if not is_usable(other):
         return True
     return _sizes_differ(used, other) or corner_distance(used, other, shape) > GRID_TOLERANCE
 
@@ -176,7 +176,7 @@ def _form_findings(path: Path, image: Any, placement: Placement) -> list[Finding
             mend = "compare both with the series, or convert it again"
             found.append(Finding("warning", "spacing_disagrees", path.name, message, mend))
         else:
-            how = _difference(used, other, image.shape) if is_invertible(other) else ", the qform is no affine"
+            how = _difference(used, other, image.shape) if is_usable(other) else ", the qform is no affine"
             message = f"sform and qform disagree{how}, the sform is used"
             mend = "check left and right, or convert it again"
             found.append(Finding("warning", "forms_disagree", path.name, message, mend))

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from harmofl.data.findings import CaseError, Finding, refusal
-from harmofl.data.geometry import Affine, Grid, axis_codes, grid_in_frame, in_frame, is_invertible
+from harmofl.data.geometry import Affine, Grid, axis_codes, grid_in_frame, in_frame, is_usable
 from harmofl.data.headers import Placement, check_raw_header, header_findings, placement_of, raw_header
 from harmofl.data.layout import CONVERSION, DICOM_MARK
 from harmofl.data.library_messages import collect_messages, in_one_line
@@ -92,7 +92,7 @@ def read_scan(path: Path) -> Scan:
         orientation=axis_codes(affine),
         findings=(*volume.findings, *behind, *_messages(path, messages)),
         form=volume.placement.form,
-        others={name: grid_in_frame(other, image.shape) for name, other in others if is_invertible(other)},
+        others={name: grid_in_frame(other, image.shape) for name, other in others if is_usable(other)},
     )
 
 
@@ -104,12 +104,12 @@ def open_volume(path: Path) -> OpenVolume:
     """
     with collect_messages(LOGGER) as messages:
         raw, image = _open(path)
-    _check_shape(path, image.shape)
-    _check_kind(path, image)
-    placement = placement_of(path, raw, image)
-    _check_planes(path, grid_in_frame(placement.affine, image.shape))
-    found = (*header_findings(path, raw, image, placement), *_messages(path, messages))
-    return OpenVolume(image, placement, found)
+        _check_shape(path, image.shape)
+        _check_kind(path, image)
+        placement = placement_of(path, raw, image)
+        _check_planes(path, grid_in_frame(placement.affine, image.shape))
+        found = header_findings(path, raw, image, placement)
+    return OpenVolume(image, placement, (*found, *_messages(path, messages)))
 
 
 def _open(path: Path) -> tuple[Any, Any]:

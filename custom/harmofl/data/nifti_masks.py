@@ -5,8 +5,7 @@ from pathlib import Path
 import numpy as np
 
 from harmofl.data.geometry import as_stored
-from harmofl.data.library_messages import collect_messages
-from harmofl.data.nifti import LOGGER, open_volume
+from harmofl.data.nifti import open_volume
 
 WRITER = b"labels by harmofl"  # in the header of every mask that was predicted
 
@@ -36,8 +35,7 @@ def write_labels(labels_SHW: np.ndarray, source: Path, target: Path) -> None:
     header.extensions.clear()
     part = target.with_name(f".part-{target.name}")
     try:
-        with collect_messages(LOGGER):  # about the image's header, and told when it was read
-            nibabel.save(type(image)(as_stored(labels_SHW, affine), affine, header), part)
+        nibabel.save(type(image)(as_stored(labels_SHW, affine), affine, header), part)
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)

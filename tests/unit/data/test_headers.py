@@ -111,7 +111,13 @@ def test_what_a_header_leaves_open_is_named(
     ("header", "code", "told"),
     [
         ({"sform": sheared(11)}, "axes_not_orthogonal", "11 degrees from right angles"),
-        ({"sform": np.diag([0.0, 0.0, 0.0, 1.0]), "qform": LPS, "codes": (1, 1)}, "bad_affine", "(sform) is singular"),
+        (
+            {"sform": np.diag([0.0, 0.0, 0.0, 1.0]), "qform": LPS, "codes": (1, 1)},
+            "bad_affine",
+            "the sform of the header places no voxel",
+        ),
+        ({"sform": LPS * 1e30}, "bad_affine", "the sform of the header places no voxel"),
+        ({"qform": LPS, "codes": (0, 1), "qoffset_x": 1e38}, "bad_affine", "the qform of the header places no voxel"),
         ({"qform": LPS, "codes": (0, 1), "pixdim": (0, 0.5, 3)}, "bad_affine", "voxel sizes of 0 x 0.5 x 3 mm"),
         ({"codes": (0, 0), "pixdim": (0.5, np.nan, 3)}, "bad_affine", "voxel sizes of 0.5 x nan x 3 mm"),
         ({"sform": LPS, "vox_offset": 0}, "bad_header", "voxels begin at byte 0"),  # nibabel would read the header
