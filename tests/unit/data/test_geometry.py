@@ -59,14 +59,15 @@ AXIAL = np.array([[-0.5, 0, 0, 40], [0, -0.5, 0, 30], [0, 0, 3.0, -20], [0, 0, 0
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(header=headers(), ending=st.sampled_from((".nii", ".nii.gz")), seed=st.integers(0, 9))
-@example(header={"sform": AXIAL, "pixdim": (1.0, 1.0, 1.0)}, ending=".nii", seed=0)
-@example(header={"sform": AXIAL, "qform": AXIAL @ np.diag([-1.05, 1, 1, 1]), "codes": (1, 1)}, ending=".nii", seed=0)
+@given(header=headers(), ending=st.sampled_from((".nii", ".nii.gz")), more=st.integers(0, 2))
+@example(header={"sform": AXIAL, "pixdim": (1.0, 1.0, 1.0)}, ending=".nii", more=0)
+@example(header={"sform": AXIAL, "qform": AXIAL @ np.diag([-1.05, 1, 1, 1]), "codes": (1, 1)}, ending=".nii", more=0)
 def test_a_reader_has_at_a_place_the_voxel_that_nibabel_has_there(
-    tmp_path: Path, header: dict[str, object], ending: str, seed: int
+    tmp_path: Path, header: dict[str, object], ending: str, more: int
 ) -> None:
-    voxels = np.random.default_rng(seed).permutation(np.arange(60, dtype=np.int16)).reshape(SHAPE)
-    path = raw_nifti(tmp_path / f"image{ending}", voxels, **header)  # type: ignore[arg-type]
+    voxels = np.random.default_rng(0).permutation(np.arange(60, dtype=np.int16)).reshape(SHAPE)
+    axes_of_one = voxels.reshape(SHAPE + (1,) * more)
+    path = raw_nifti(tmp_path / f"image{ending}", axes_of_one, **header)  # type: ignore[arg-type]
     scan, nibabels = read_scan(path), nibabel.load(path)
     indices = np.array(list(np.ndindex(*SHAPE)))
     world = nibabels.affine @ np.c_[indices, np.ones(len(indices))].T
