@@ -125,6 +125,11 @@ def corner_distance(first: Affine, second: Affine, shape: tuple[int, ...]) -> fl
     return float(np.abs(moved - homogeneous)[:3].max())
 
 
+def in_voxels(distance: float) -> str:
+    """A distance in words, with two digits and no power of ten."""
+    return f"{distance:.2g} voxels" if distance < 10 else f"{distance:.0f} voxels"
+
+
 def _turn_to_frame(affine: Affine) -> NDArray[Any]:
     from nibabel.orientations import axcodes2ornt, io_orientation, ornt_transform
 

@@ -14,6 +14,7 @@ from harmofl.data.geometry import (
     corner_distance,
     file_affine,
     grid_in_frame,
+    in_voxels,
     is_usable,
     skew,
 )
@@ -185,7 +186,7 @@ def _form_findings(path: Path, image: Any, placement: Placement) -> list[Finding
 
 def _difference(used: Affine, other: Affine, shape: tuple[int, ...]) -> str:
     """By how much two affines of one grid differ, and in what if it is more than a shift."""
-    apart = f" by {corner_distance(used, other, shape):.2g} voxels"
+    apart = f" by {in_voxels(corner_distance(used, other, shape))}"
     if axis_codes(used) != axis_codes(other):
         return f"{apart} (axes run to {axis_codes(used)} against {axis_codes(other)})"
     if _sizes_differ(used, other):

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from harmofl.data.findings import Finding, refusal
-from harmofl.data.geometry import GRID_TOLERANCE, Grid, grid_in_frame
+from harmofl.data.geometry import GRID_TOLERANCE, Grid, grid_in_frame, in_voxels
 from harmofl.data.headers import NEITHER, SPACING_TOLERANCE
 from harmofl.data.layout import Case
 from harmofl.data.nifti import Scan, read_scan
@@ -83,7 +83,7 @@ def _check_grid(case: Case, image: Scan, mask: Scan) -> None:
         if distance <= GRID_TOLERANCE:
             return
         placed = " against ".join(_placement(scan) for scan in (image, mask))
-        message = f"image and mask lie up to {distance:.2g} voxels apart ({placed})"
+        message = f"image and mask lie up to {in_voxels(distance)} apart ({placed})"
     else:
         sizes = " against ".join("x".join(map(str, scan.grid.shape)) for scan in (image, mask))
         message = f"image and mask differ in size ({sizes}, slices x rows x columns)"
