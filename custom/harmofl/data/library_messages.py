@@ -35,11 +35,12 @@ _COLLECTOR = _Collector()
 def collect_messages(*loggers: str, stderr: bool = False) -> Iterator[list[str]]:
     """Collect what libraries say inside the `with` instead of printing it.
 
+    One thread at a time collects: Python's warnings and the descriptor of standard error belong to the process.
+
     Args:
         loggers: names of the loggers whose warnings and errors are collected, of this thread alone. Python's warnings
             are always collected.
-        stderr: collect also what C code writes to the file descriptor of standard error, as libtiff does. The
-            descriptor is that of the process: one thread at a time may have it.
+        stderr: collect also what C code writes to the file descriptor of standard error, as libtiff does.
 
     Yields:
         the messages, complete after the `with`, in the order of the three ways.
@@ -49,7 +50,7 @@ def collect_messages(*loggers: str, stderr: bool = False) -> Iterator[list[str]]
     messages: list[str] = []
     outer, _collecting.messages = getattr(_collecting, "messages", None), messages
     try:
-        with warnings.catch_warnings(record=True) as warned:
+        with _one_at_a_time, warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
             if stderr:
                 with _standard_error(messages):
@@ -72,7 +73,7 @@ def in_one_line(messages: Sequence[str]) -> str:
 @contextmanager
 def _standard_error(messages: list[str]) -> Iterator[None]:
     """Lead file descriptor 2 into a file and read the lines back from it."""
-    with _one_at_a_time, tempfile.TemporaryFile() as written:
+    with tempfile.TemporaryFile() as written:
         try:
             sys.stderr.flush()
             kept = os.dup(2)

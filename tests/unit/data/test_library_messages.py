@@ -90,3 +90,27 @@ def test_libtiff_says_nothing_without_the_name_of_the_file(tmp_path: Path, capfd
         lines = [str(error)]
     assert all("colors.tif: " in line and str(tmp_path) not in line for line in lines)
     assert capfd.readouterr() == ("", "")
+
+
+def test_two_threads_leave_the_warnings_of_the_process_as_they_were() -> None:
+    """Python keeps one list of filters for all threads: who enters second and leaves last would restore the first's."""
+    before, entered, leave = (warnings.filters[:], warnings.showwarning), threading.Event(), threading.Event()
+
+    def first() -> None:
+        with collect_messages():
+            entered.set()
+            leave.wait(5)
+
+    def second() -> None:
+        entered.wait(5)
+        threading.Timer(0.05, leave.set).start()
+        with collect_messages():
+            thread.join(0.5)
+
+    thread = threading.Thread(target=first)
+    other = threading.Thread(target=second)
+    thread.start()
+    other.start()
+    thread.join()
+    other.join()
+    assert (warnings.filters, warnings.showwarning) == before
