@@ -28,7 +28,6 @@ SKEW_TOLD = 1.0
 # At 10 degrees a neighbor 3 mm away lies 0.53 mm aside, a whole pixel of 0.5 mm: the three slices of one input no
 # longer show the same place, and a distance measured along the axes is wrong by up to 9 %.
 SKEW_REFUSED = 10.0
-SINGLE_FILE = (b"n+1", b"n+2")
 FIRST_VOXEL = {b"n+1": 352, b"n+2": 544}  # bytes; where the voxels of a single file begin at the earliest
 MOST_EXTENSIONS = 1 << 24  # bytes between a header and its voxels; a whole DICOM header takes some 100 kB
 

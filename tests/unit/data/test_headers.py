@@ -121,6 +121,7 @@ def test_what_a_header_leaves_open_is_named(
         ({"qform": LPS, "codes": (0, 1), "pixdim": (0, 0.5, 3)}, "bad_affine", "voxel sizes of 0 x 0.5 x 3 mm"),
         ({"codes": (0, 0), "pixdim": (0.5, np.nan, 3)}, "bad_affine", "voxel sizes of 0.5 x nan x 3 mm"),
         ({"sform": LPS, "vox_offset": 0}, "bad_header", "voxels begin at byte 0"),  # nibabel would read the header
+        ({"sform": LPS, "vox_offset": 0, "kind": nibabel.Nifti2Header}, "bad_header", "voxels begin at byte 0"),
         ({"sform": LPS, "vox_offset": 351}, "bad_header", "voxels begin at byte 351"),
         ({"sform": LPS, "vox_offset": 1e9}, "bad_header", "voxels begin at byte 1e+09"),
         ({"sform": LPS, "vox_offset": np.nan}, "bad_header", "voxels begin at byte nan"),
