@@ -88,45 +88,15 @@ def _reading(name: str) -> Any:
 
 
 def _apply_volume(exported: Exported, source: Path, output: Path) -> list[str]:
-    import nibabel
-    from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
-
-    slices, findings = _slices(source)
-    target = _free(output / f"{source.name.removesuffix('.gz').removesuffix('.nii')}_segmentation.nii.gz", source)
-    logits = exported.logits(windows(slices, exported.settings))
-    labels = resized(softmax(logits), *slices.shape[1:]).argmax(1).astype(np.uint8)
-    image: Any = nibabel.load(source)
-    back = ornt_transform(axcodes2ornt("LPS"), io_orientation(image.affine))
-    header = image.header.copy()
-    header.set_data_dtype(np.uint8)
-    header.set_slope_inter(1, 0)
-    nibabel.save(
-        type(image)(np.ascontiguousarray(apply_orientation(labels.transpose(2, 1, 0), back)), None, header), target
-    )
-    return [*findings, f"{source.name}: {np.count_nonzero(labels)} voxels -> {target}"]
-
-
-def _slices(source: Path) -> tuple[Arrays, list[str]]:
-    """A volume (S, rows, columns) in left-posterior-superior order, checked as training checks it, and the findings."""
-    from nibabel.affines import voxel_sizes
-    from nibabel.orientations import apply_orientation, axcodes2ornt, io_orientation, ornt_transform
-
-    nifti, pairs, voxels = _reading("nifti"), _reading("pairs"), _reading("voxels")
-    image = nifti.open_volume(source)
-    try:
-        stored = np.asanyarray(image.dataobj).astype(np.float32).reshape(image.shape[:3])
-    except Exception as error:  # decoders raise a dozen types
-        raise nifti.decode_refusal(source, error) from None
-    there = ornt_transform(io_orientation(image.affine), axcodes2ornt("LPS"))
-    data = np.ascontiguousarray(apply_orientation(stored, there).transpose(2, 1, 0))
-    column, row, thickness = voxel_sizes(image.affine)[np.argsort(there[:, 0])].tolist()
-    spacing = (thickness, row, column)
-    scan = nifti.Scan(data, spacing, image.affine, "LPS", nifti.header_findings(source, image, spacing))
-    pairs.check_axial(source.name, scan)
-    slices, replaced = voxels.finite_image(data, source.name)
-    voxels.check_contrast(slices, source.name)
-    found = (*scan.findings, *replaced, *pairs.depth_findings(source.name, scan))
-    return slices, [str(finding) for finding in found]
+    scan = _reading("pairs").read_image(source)
+    named = _reading("layout").IMAGE_NAME.fullmatch(source.name)
+    target = _free(output / f"{named['stem'] if named else source.stem}_segmentation.nii.gz", source)
+    logits = exported.logits(windows(scan.data, exported.settings))
+    labels = resized(softmax(logits), *scan.data.shape[1:]).argmax(1).astype(np.uint8)
+    _reading("nifti_masks").write_labels(labels, source, target)
+    milliliters = float(np.count_nonzero(labels) * scan.grid.voxel_ml)
+    told = f"{source.name}: {np.count_nonzero(labels)} voxels, {milliliters:.1f} mL -> {target}"
+    return [*map(str, scan.findings), told]
 
 
 def windows(slices: Arrays, settings: dict[str, Any]) -> Arrays:

@@ -12,7 +12,7 @@ from harmofl.app.job import JobError
 
 SETTINGS = "settings.json"
 READING = "harmofl_data"
-READERS = {"prostate": ("nifti", "pairs", "voxels"), "nuclei": ("rasters",), "camelyon17": ("rasters",)}
+READERS = {"prostate": ("pairs", "nifti_masks"), "nuclei": ("rasters",), "camelyon17": ("rasters",)}
 IMPORT = re.compile(rf"from {re.escape(harmofl.data.__name__)}\.(\w+) import")
 MODELS = ("model.ts", "model.onnx")
 # Nothing else is ever replaced or removed.

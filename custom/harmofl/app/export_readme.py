@@ -6,8 +6,10 @@ from harmofl.app.export_folder import READING
 from harmofl.app.model_file import LoadedModel
 
 INPUTS = {
-    "prostate": "All slices of one volume in left-posterior-superior order, each with its neighbors as channels (the "
-    "border slice stands in for one that is missing), resized to the size below.{window}",
+    "prostate": "All slices of one volume in left-posterior-superior order by the file's affine (the sform, else the "
+    "qform, as nibabel takes it), each with its neighbors as channels (the border slice stands in for one that is "
+    "missing), resized to the size below. Voxels that are no numbers, and padding far outside the image's own range, "
+    f"are replaced first (`{READING}/voxels.py`).{{window}}",
     "nuclei": "Square tiles of an RGB picture in 0..1.",
     "camelyon17": "RGB patches in 0..1, of the magnification of training.",
 }

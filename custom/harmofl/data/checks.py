@@ -118,7 +118,7 @@ def _case_report(case: Case, pair: ImagePair) -> CaseReport:
         orientation=pair.orientation,
         labels=pair.labels,
         foreground_slices=int(pair.mask.any(axis=(1, 2)).sum()),
-        gland_ml=float(np.count_nonzero(pair.mask) * np.prod(pair.spacing) / 1000),
+        gland_ml=float(np.count_nonzero(pair.mask) * pair.voxel_ml),
         image_digest=hashlib.blake2b(pair.image.tobytes(), digest_size=20).hexdigest(),
     )
 

@@ -1,13 +1,17 @@
 """An image and its mask on one grid, checked as a pair."""
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from harmofl.data.findings import CaseError, Finding, refusal
+from harmofl.data.findings import Finding, refusal
+from harmofl.data.geometry import GRID_TOLERANCE, Grid, grid_in_frame, in_voxels
+from harmofl.data.headers import NEITHER, SPACING_TOLERANCE
 from harmofl.data.layout import Case
-from harmofl.data.nifti import GRID_TOLERANCE, Scan, corner_distance, read_scan
-from harmofl.data.voxels import binary_mask, check_contrast, finite_image
+from harmofl.data.nifti import Scan, read_scan
+from harmofl.data.voxels import binary_mask, usable_intensities
 
 CLEARLY_THICKER = 1.5  # ratio of spacings from which an axis is taken for the slice axis
 THIN = 3  # slices that one 2.5D window wants
@@ -21,6 +25,7 @@ class ImagePair:
         image: (S, H, W) float32, finite.
         mask: (S, H, W) uint8, 1 inside the prostate.
         spacing: mm, order slice, row, column.
+        voxel_ml: volume of a voxel in mL.
         orientation: axis codes of the image file as stored.
         labels: labels above 0 found in the mask file.
         findings: warnings and notices of both files.
@@ -29,6 +34,7 @@ class ImagePair:
     image: np.ndarray
     mask: np.ndarray
     spacing: tuple[float, float, float]
+    voxel_ml: float
     orientation: str
     labels: tuple[int, ...]
     findings: tuple[Finding, ...]
@@ -41,49 +47,86 @@ def read_pair(case: Case) -> ImagePair:
         CaseError: if a file cannot be read, the two grids differ, the slices are not axial, or the numbers in them
             cannot be used.
     """
-    image, mask = read_scan(case.image), read_scan(case.mask)
+    image, mask = read_image(case.image), read_scan(case.mask)
     _check_grid(case, image, mask)
-    check_axial(case.image.name, image)
-    intensities, image_findings = finite_image(image.data, case.image.name)
-    check_contrast(intensities, case.image.name)
     binary, labels, mask_findings = binary_mask(mask.data, case.mask.name)
     return ImagePair(
-        image=intensities,
+        image=image.data,
         mask=binary,
         spacing=image.spacing,
+        voxel_ml=image.grid.voxel_ml,
         orientation=image.orientation,
         labels=labels,
-        findings=(
-            *image.findings,
-            *mask.findings,
-            *image_findings,
-            *mask_findings,
-            *depth_findings(case.image.name, image),
-        ),
+        findings=(*image.findings, *mask.findings, *mask_findings),
     )
 
 
+def read_image(path: Path) -> Scan:
+    """Read one image by the rules that hold in training, prediction and export.
+
+    Returns:
+        A scan whose intensities are finite and without padding, with all findings about the file.
+
+    Raises:
+        CaseError: if the file cannot be read, its slices are not axial, or the numbers in it cannot be used.
+    """
+    scan = read_scan(path)
+    check_axial(path.name, scan)
+    intensities, findings = usable_intensities(scan.data, path.name)
+    return replace(scan, data=intensities, findings=(*scan.findings, *findings, *depth_findings(path.name, scan)))
+
+
 def _check_grid(case: Case, image: Scan, mask: Scan) -> None:
-    if image.data.shape != mask.data.shape:
-        sizes = " against ".join("x".join(map(str, scan.data.shape)) for scan in (image, mask))
-        raise _mismatch(case, f"image and mask differ in size ({sizes}, slices x rows x columns)")
-    slices, rows, columns = image.data.shape
-    distance = corner_distance(image.affine, mask.affine, (columns, rows, slices))
-    if distance <= GRID_TOLERANCE:
-        return
-    placed = " against ".join(_placement(scan) for scan in (image, mask))
-    raise _mismatch(case, f"image and mask lie up to {distance:.2g} voxels apart ({placed})")
+    subject = f"{case.image.name}, {case.mask.name}"
+    if image.grid.shape == mask.grid.shape:
+        distance = image.grid.distance_to(mask.grid)
+        if distance <= GRID_TOLERANCE:
+            return
+        placed = " against ".join(_placement(scan) for scan in (image, mask))
+        message = f"image and mask lie up to {in_voxels(distance)} apart ({placed})"
+    else:
+        sizes = " against ".join("x".join(map(str, scan.grid.shape)) for scan in (image, mask))
+        message = f"image and mask differ in size ({sizes}, slices x rows x columns)"
+    cause, mend = next(_suspects(image, mask), ("", "resample the mask to the image's grid, nearest neighbor"))
+    raise refusal("geometry_mismatch", subject, f"{message}{cause}", mend)
+
+
+def _suspects(image: Scan, mask: Scan) -> Iterator[tuple[str, str]]:
+    """Which of two headers is the cause of a mismatch, and the mend; the surest first."""
+    convert, save = "convert the image again from DICOM", "save the mask again with the header of the image"
+    both = (("image", image, mask, convert), ("mask", mask, image, save))
+    for name, scan, partner, mend in both:
+        if scan.form == NEITHER and partner.form != NEITHER:
+            yield f"; the {name}'s header holds neither sform nor qform, so that its place is assumed", mend
+    for name, scan, partner, mend in both:
+        for other, grid in scan.others.items():
+            if partner.grid.distance_to(grid) <= GRID_TOLERANCE:
+                yield f"; by the {other} of the {name}'s header, which contradicts its {scan.form}, they agree", mend
+    for name, scan, partner, mend in both:
+        if _is_unset(scan) and not _is_unset(partner):
+            yield f"; the {name}'s {scan.form} is the identity, as programs leave it that know no place", mend
+    if image.grid.shape == mask.grid.shape and _sizes_differ(image.grid, mask.grid):
+        yield (
+            "; as many voxels of another size: one of the headers is wrong",
+            f"compare both with the series, then {convert}, or {save}",
+        )
+
+
+def _is_unset(scan: Scan) -> bool:
+    """Whether a form says no more than the number of the voxel: as stored it is the identity."""
+    stored_in_frame = grid_in_frame(np.eye(4), scan.grid.shape[::-1])
+    return bool(np.allclose(scan.affine, stored_in_frame.affine))
+
+
+def _sizes_differ(first: Grid, second: Grid) -> bool:
+    ratios = np.array(second.spacing) / np.array(first.spacing)
+    return bool(np.abs(ratios - 1).max() > SPACING_TOLERANCE)
 
 
 def _placement(scan: Scan) -> str:
     origin = ", ".join(f"{value:.6g}" for value in scan.affine[:3, 3])
     spacing = " x ".join(f"{value:.6g}" for value in scan.spacing)
     return f"origin {origin} spacing {spacing} mm"
-
-
-def _mismatch(case: Case, message: str) -> CaseError:
-    subject = f"{case.image.name}, {case.mask.name}"
-    return refusal("geometry_mismatch", subject, message, "resample the mask to the image's grid, nearest neighbor")
 
 
 def check_axial(subject: str, image: Scan) -> None:

@@ -1,6 +1,5 @@
 """Pictures of any color mode to 8-bit RGB by stated rules, or refused by name."""
 
-import warnings
 from pathlib import Path
 
 import numpy as np
@@ -8,6 +7,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from harmofl.data.findings import CaseError, Finding, refusal
+from harmofl.data.library_messages import collect_messages, in_one_line
 from harmofl.data.plain_png import read_plain_png
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF")
@@ -17,6 +17,7 @@ APERIO = "Aperio"  # first word of the description of a file by Aperio's ImageSc
 ORIENTATION, PHOTOMETRIC, DESCRIPTION = 274, 262, 270  # TIFF and EXIF tags
 WHITE_IS_ZERO = 0
 TIFF_MARKS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
+LOGGERS = ("PIL.TiffImagePlugin", "tifffile")
 SAVE_AS_RGB = "save it as 8-bit RGB PNG"
 Picture = NDArray[np.uint8]
 
@@ -54,21 +55,26 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
         plain = read_plain_png(path, MOST_PIXELS)
         if plain is not None:
             return plain, []
+    said: list[str] = []
     try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # sizes are checked here; damaged tags are not worth a line each
-            return _decode(path, subject)
+        # libtiff writes to standard error itself
+        with collect_messages(*LOGGERS, stderr=_is_tiff(path)) as said:
+            picture, findings = _decode(path, subject)
     except CaseError:
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them run into
-        raise _unreadable(path, subject, error) from error
+        raise _unreadable(path, subject, error, said) from error
+    told = in_one_line(said).replace(str(path), subject)
+    if told:
+        findings.append(Finding("notice", "decoder_message", subject, f"the decoder says: {told}"))
+    return picture, findings
 
 
-def _unreadable(path: Path, subject: str, error: Exception) -> CaseError:
+def _unreadable(path: Path, subject: str, error: Exception, said: list[str]) -> CaseError:
     if isinstance(error, PermissionError):
         return refusal("unreadable_image", subject, "the file may not be opened", "check its permissions")
-    message = f"not a readable image ({type(error).__name__}: {str(error).replace(str(path), subject)[:120]})"
-    return refusal("unreadable_image", subject, message, "copy or export it again")
+    told = in_one_line([f"{type(error).__name__}: {str(error)[:120]}", *said]).replace(str(path), subject)
+    return refusal("unreadable_image", subject, f"not a readable image ({told})", "copy or export it again")
 
 
 def _decode(path: Path, subject: str) -> tuple[Picture, list[Finding]]:

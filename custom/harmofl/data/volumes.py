@@ -12,7 +12,7 @@ from harmofl.data.findings import CaseError, Finding
 from harmofl.data.layout import Case
 from harmofl.data.pairs import ImagePair, read_pair
 
-PIPELINE_VERSION = 1  # raise it whenever the same files would give other voxels or findings
+PIPELINE_VERSION = 2  # raise it whenever the same files would give other voxels or findings
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,27 @@ MOST_NOT_FINITE = 1e-3  # share of voxels that may be replaced
 LEAST_CONTRAST = 1e-5  # range of intensities relative to the largest
 LABEL_TOLERANCE = 1e-3  # distance of a label from an integer
 MOST_LABELS = 20
+PADDED = 1e-3  # share of voxels of one value from which on it may be padding
+EMPTY_WINDOW = 0.25  # share of the range of intensities that nothing but padding opens
+
+
+def usable_intensities(image: np.ndarray, subject: str) -> tuple[np.ndarray, list[Finding]]:
+    """The intensities of an image by the rules that hold in training, prediction and export.
+
+    Args:
+        image: (S, H, W) float32.
+        subject: file name for findings.
+
+    Returns:
+        (S, H, W) float32, finite and without padding, and findings.
+
+    Raises:
+        CaseError: if more than 0.1 % of the voxels are not finite, or all are the same.
+    """
+    finite, findings = finite_image(image, subject)
+    unpadded, more = without_padding(finite, subject)
+    check_contrast(unpadded, subject)
+    return unpadded, [*findings, *more]
 
 
 def finite_image(image: np.ndarray, subject: str) -> tuple[np.ndarray, list[Finding]]:
@@ -33,6 +54,40 @@ def finite_image(image: np.ndarray, subject: str) -> tuple[np.ndarray, list[Find
     message = f"{count} NaN or infinite voxels were replaced by the smallest intensity"
     replaced = np.where(finite, image, image[finite].min())
     return replaced, [Finding("warning", "not_finite", subject, message, "export the image again if they matter")]
+
+
+def without_padding(image: np.ndarray, subject: str) -> tuple[np.ndarray, list[Finding]]:
+    """Replace a padding value far outside the image's own range.
+
+    A value below 0 becomes 0, as where an MR image has no signal, or the smallest of the others if some are below 0
+    too; a large one becomes the largest of the others. A value is taken for padding if at least 0.1 % of the voxels
+    have it, no voxel has more, or less, a quarter of the range or more lies between it and what it becomes, and the
+    others have as many values as an image. A window from the smallest to a high intensity would else be empty to that
+    part.
+
+    Args:
+        image: (S, H, W) float32, finite.
+        subject: file name for findings.
+    """
+    findings = []
+    for value, is_low in ((float(image.min()), True), (float(image.max()), False)):
+        padded = image == value
+        count = int(np.count_nonzero(padded))
+        if (is_low and value >= 0) or not PADDED * image.size <= count < image.size:
+            continue
+        others = image[~padded]
+        low, high = float(others.min()), float(others.max())
+        becomes, farthest = (min(low, 0.0), high) if is_low else (high, low)
+        if abs(becomes - value) < EMPTY_WINDOW * abs(farthest - value) or len(np.unique(others)) < MOST_LABELS:
+            continue
+        image = np.where(padded, np.float32(becomes), image)
+        message = (
+            f"{count / image.size:.1%} of the voxels are {value:g}, far from the others ({low:g} to {high:g}), "
+            f"and count as {becomes:g}"
+        )
+        mend = "check that this is padding, or export the image without it"
+        findings.append(Finding("warning", "padding_replaced", subject, message, mend))
+    return image, findings
 
 
 def check_contrast(image: np.ndarray, subject: str) -> None:

@@ -22,6 +22,8 @@ REASONS = frozenset(
         *("sparse_image", "split_filled", "thin_volume", "too_few_cases", "too_large", "too_many_labels"),
         *("transparent_image", "twin_image", "unknown_class", "unreadable_annotation", "unreadable_file"),
         *("unreadable_image", "value_range", "xml_document_type", "cache_not_written", "converted_image"),
+        *("axes_not_orthogonal", "bad_header", "decoder_message", "header_repaired", "padding_replaced"),
+        *("scaling_ignored", "spacing_disagrees", "trailing_bytes"),
     }
 )
 

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from harmofl.data.findings import Finding, refusal
 from harmofl.data.layout import IMAGE_NAME, MASK_STEM
+from harmofl.data.library_messages import collect_messages
 from harmofl.data.nuclei import MASK_FOLDER, NucleiImage
 from harmofl.data.nuclei import MASK_STEM as PICTURE_MASK_STEM
 from harmofl.data.patches import LABELS
@@ -115,7 +116,7 @@ class _Scan:
 
     def answer(self, predict: Predict) -> Answer:
         labels = scan_labels(self.scan, predict).numpy()
-        milliliters = float(np.count_nonzero(labels) * np.prod(self.scan.spacing) / 1000)
+        milliliters = float(np.count_nonzero(labels) * self.scan.voxel_ml)
         slices = int(labels.any(axis=(1, 2)).sum())
         return Answer(labels, (), f"{milliliters:.1f} mL on {slices} of {len(labels)} slices")
 
@@ -204,9 +205,10 @@ class _Pictures:
 
     def is_answer(self, path: Path) -> bool:
         try:
-            with Image.open(path, formats=("PNG",)) as picture:
+            # what Pillow warns about would stand on the console without the file's name
+            with collect_messages(), Image.open(path, formats=("PNG",)) as picture:
                 return picture.info.get("Software") == WRITER
-        except (OSError, ValueError):
+        except Exception:  # whatever is no such file
             return False
 
 

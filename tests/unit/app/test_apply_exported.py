@@ -1,7 +1,9 @@
 """apply.py beside an exported model answers odd images as harmofl predict does, or refuses them with the same line."""
 
 import csv
+import re
 from pathlib import Path
+from typing import Any
 
 import nibabel
 import numpy as np
@@ -11,6 +13,7 @@ from PIL import Image
 from harmofl.app.cli import main
 from tests.unit.app.exported import assert_alike, contents, export, run_alone
 from tests.unit.app.model_files import ModelOfTask
+from tests.unit.data.raw_nifti import raw_nifti
 
 TURNED = 6  # EXIF: to be turned by 90 degrees
 
@@ -137,6 +140,58 @@ def test_odd_volumes_are_read_as_predict_reads_them(
     found = contents(tmp_path / "alone")
     assert found["some_nan_segmentation.nii.gz"].any()
     assert_alike(found, contents(tmp_path / "predicted"))
+
+
+def contradictory_volumes(source: Path, folder: Path) -> None:
+    """One volume under headers that say twice, and not alike, where it lies; the sform of each is that of the first."""
+    folder.mkdir()
+    image = nibabel.load(source)
+    data, affine = np.asarray(image.dataobj), image.affine
+    mirrored = affine @ np.diag([-1.0, 1, 1, 1])
+    both_forms = {"sform": affine, "codes": (1, 1)}
+    headers: dict[str, dict[str, Any]] = {
+        "a_right": {"sform": affine},
+        "b_pixdim_1": {"sform": affine, "pixdim": (1, 1, 1)},
+        "c_mirrored": {**both_forms, "qform": mirrored},
+        "d_larger": {**both_forms, "qform": mirrored, "pixdim": tuple(1.05 * np.linalg.norm(affine[:3, :3], axis=0))},
+        "e_no_qform": {**both_forms, "qform": affine, "quatern_b": 2},
+        "f_offset": {"sform": affine, "extension": bytes(10)},
+    }
+    for name, header in headers.items():
+        raw_nifti(folder / f"{name}.nii", data, **header)
+    raw_nifti(folder / "G_UPPER.NII", data, qform=affine, codes=(0, 2))
+    raw_nifti(folder / "h_neither.nii.gz", data, qform=affine, codes=(0, 0))
+    padded = data.astype(np.int16)
+    padded[:, :4] = -32768
+    raw_nifti(folder / "i_padded.nii.gz", padded, sform=affine)
+    raw_nifti(folder / "j_nifti2.nii", data, sform=affine, kind=nibabel.Nifti2Header)
+
+
+def test_contradictory_headers_are_read_as_predict_reads_them(
+    prostate_model: ModelOfTask, exports: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    contradictory_volumes(prostate_model.images[0], tmp_path / "in")
+    images = sorted((tmp_path / "in").iterdir())
+    told, expected = both(prostate_model, exports, images, tmp_path, capsys, code=0)
+    assert findings(told) == findings(expected)
+    codes = {line.split(": ")[1]: line for line in told if line.startswith("warning: ")}
+    assert codes.keys() == {image.name for image in images if image.name[0] not in "aGj"}
+    found = contents(tmp_path / "alone")
+    assert_alike(found, contents(tmp_path / "predicted"))
+    # equal voxels under one sform: equal masks
+    right = found["a_right_segmentation.nii.gz"]
+    assert right.any()
+    for name in ("b_pixdim_1", "c_mirrored", "d_larger", "e_no_qform", "f_offset", "j_nifti2"):
+        np.testing.assert_array_equal(found[f"{name}_segmentation.nii.gz"], right)
+    for image in images:
+        written = tmp_path / "alone" / f"{image.name.split('.')[0]}_segmentation.nii.gz"
+        np.testing.assert_allclose(nibabel.load(written).affine, nibabel.load(image).affine)
+    milliliters = {line.split(": ")[0]: re.search(r"([\d.]+) mL", line)[1] for line in told if " mL" in line}  # type: ignore[index]
+    assert milliliters == {
+        line.split(": ")[0]: re.search(r"([\d.]+) mL", line)[1]
+        for line in expected
+        if " mL" in line  # type: ignore[index]
+    }
 
 
 def test_a_mask_drawn_by_hand_is_not_overwritten(prostate_model: ModelOfTask, exports: Path, tmp_path: Path) -> None:

@@ -8,7 +8,8 @@ import pytest
 from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, ornt_transform
 
 from harmofl.data.findings import CaseError
-from harmofl.data.nifti import corner_distance, read_scan
+from harmofl.data.geometry import corner_distance
+from harmofl.data.nifti import read_scan
 
 LPS = np.diag([-0.5, -0.5, 3.0, 1.0])
 CODES = ["".join(codes) for codes in itertools.permutations(("L", "P", "S"))] + ["RAS", "LAS", "LPI", "AIR", "PSR"]
@@ -94,7 +95,7 @@ def test_header_that_promises_more_voxels_than_memory(write_nifti, gland) -> Non
     content = bytearray(path.read_bytes())
     content[40:48] = np.array([3, 30000, 30000, 30000], "<i2").tobytes()  # dim of NIfTI-1
     path.write_bytes(bytes(content))
-    assert refused(path) == "damaged_file"
+    assert refused(path) == "too_large"
 
 
 def test_upper_case_extension(write_nifti, gland, tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import pytest
 from harmofl.data.findings import CaseError, Finding
 from harmofl.data.layout import Case
 from harmofl.data.pairs import read_pair
+from tests.unit.data.raw_nifti import raw_nifti
 
 LPS = np.diag([-0.5, -0.5, 3.0, 1.0])
 
@@ -67,6 +68,69 @@ def test_b1_one_slice_fewer_is_refused(write_case, gland) -> None:
     finding = refusal_of(write_case(mask=gland[1][:, :, :-1]))
     assert finding.code == "geometry_mismatch"
     assert "6x16x20 against 5x16x20" in finding.message
+
+
+MIRRORED = LPS @ np.diag([-1.0, 1, 1, 1])
+RESAMPLE, CONVERT, SAVE = (
+    "resample the mask",
+    "convert the image again",
+    "save the mask again with the header of the image",
+)
+
+
+@pytest.mark.parametrize(
+    ("headers", "told", "mend"),
+    [
+        (({"sform": moved(x=30)}, {"sform": LPS}), "voxels apart", RESAMPLE),
+        (
+            ({"qform": LPS, "codes": (0, 0)}, {"sform": LPS}),
+            "the image's header holds neither sform nor qform",
+            CONVERT,
+        ),
+        (({"sform": LPS}, {"qform": LPS, "codes": (0, 0)}), "the mask's header holds neither sform nor qform", SAVE),
+        (
+            ({"sform": LPS @ np.diag([1.2, 1.2, 1, 1]), "pixdim": (0.5, 0.5, 3)}, {"sform": LPS}),
+            "by the voxel sizes of the image's header, which contradicts its sform, they agree",
+            CONVERT,
+        ),
+        (
+            ({"sform": LPS}, {"sform": LPS @ np.diag([1.2, 1.2, 1, 1]), "pixdim": (0.5, 0.5, 3)}),
+            "by the voxel sizes of the mask's header, which contradicts its sform, they agree",
+            SAVE,
+        ),
+        (
+            ({"sform": LPS, "qform": MIRRORED, "codes": (1, 1)}, {"sform": MIRRORED}),
+            "by the qform of the image's header, which contradicts its sform, they agree",
+            CONVERT,
+        ),
+        (
+            ({"sform": LPS}, {"sform": moved(y=9), "qform": LPS, "codes": (1, 1)}),
+            "by the qform of the mask's header, which contradicts its sform, they agree",
+            SAVE,
+        ),
+        (({"sform": LPS}, {"sform": np.eye(4)}), "the mask's sform is the identity", SAVE),
+        (({"sform": np.eye(4)}, {"sform": moved(x=3)}), "the image's sform is the identity", CONVERT),
+        (
+            ({"sform": LPS}, {"sform": LPS @ np.diag([2, 2, 2, 1.0])}),
+            "as many voxels of another size: one of the headers is wrong",
+            f"compare both with the series, then {CONVERT} from DICOM, or {SAVE}",
+        ),
+    ],
+)
+def test_a_mismatch_names_the_header_that_is_wrong(tmp_path, gland, headers, told: str, mend: str) -> None:
+    names = ("A.nii", "A_s.nii")
+    files = [raw_nifti(tmp_path / names[part], gland[part], **headers[part]) for part in (0, 1)]
+    finding = refusal_of(Case("A", *files))
+    assert (finding.code, finding.subject) == ("geometry_mismatch", "A.nii, A_s.nii")
+    assert told in finding.message and finding.mend.startswith(mend)
+
+
+def test_padding_is_replaced_beside_a_mask_as_alone(write_case, gland) -> None:
+    image = gland[0].copy()
+    image[:, :2] = -32768
+    pair = read_pair(write_case(image=image))
+    assert pair.image.min() == 0 and pair.image[:, 2:].min() == 10
+    assert [finding.code for finding in pair.findings] == ["padding_replaced"]
 
 
 @pytest.mark.parametrize("mask_affine", [moved(x=1e-6, z=1e-6), moved(x=0.011, y=0.011, z=0.011)])

@@ -34,7 +34,7 @@ IMAGES: dict[str, tuple[int, int, int] | str] = {
     "mri_label012/sct_spine/sct_mt1.nii.gz": (5, 40, 40),
     "mri_label012/sct_spine/sct_t2.nii.gz": (55, 60, 52),  # PSR: stored as row, slice, column
     "mri_label012/sct_spine/sct_t2s.nii.gz": (9, 54, 49),
-    "nifti_odd/dipy_S0_10slices.nii.gz": (10, 128, 128),
+    "nifti_odd/dipy_S0_10slices.nii.gz": "axes_not_orthogonal",  # its slices run along (30, 30, 32) mm
     "nifti_odd/dipy_aniso_vox.nii.gz": (24, 58, 58),
     "nifti_odd/empty_gzip.nii.gz": "not_an_image",
     "nifti_odd/nibabel_analyze.hdr": "not_nifti",

@@ -33,7 +33,7 @@ def test_an_image_alone_is_read_as_beside_its_mask(write_case: Any, percentile: 
     alone, pair = read_fitted_scan(case.image, settings), read_volume(case, settings)
     assert alone.image.dtype == pair.image.dtype
     np.testing.assert_array_equal(alone.image, pair.image)
-    assert alone.shape == (6, 16, 20) and alone.spacing == pytest.approx((3.0, 0.5, 0.5))
+    assert alone.shape == (6, 16, 20) and alone.voxel_ml == pytest.approx(3.0 * 0.5 * 0.5 / 1000)
 
 
 @pytest.mark.parametrize("affine", AFFINES.values(), ids=AFFINES)
