@@ -19,7 +19,15 @@ REASONS = frozenset(
         *("not_three_dimensional", "one_label", "orientation_unknown", "other_format", "patch_leakage", "patch_size"),
         *("regions_clipped", "regions_dropped", "regions_hidden", "regions_outside", "regions_read"),
         *("self_crossing", "several_pages", "several_sites", "size_mismatch", "slice_leakage", "soft_mask"),
-        *("sparse_image", "split_filled", "thin_volume", "too_few_cases", "too_large", "too_many_labels"),
+        *(
+            "sparse_image",
+            "split_changed",
+            "split_filled",
+            "thin_volume",
+            "too_few_cases",
+            "too_large",
+            "too_many_labels",
+        ),
         *("transparent_image", "twin_image", "unknown_class", "unreadable_annotation", "unreadable_file"),
         *("unreadable_image", "value_range", "xml_document_type", "cache_not_written", "converted_image"),
     }
