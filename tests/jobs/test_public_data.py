@@ -14,6 +14,7 @@ from harmofl.app.job import Job, read_job
 from harmofl.data import checks
 from harmofl.evidence.results import read_results
 from harmofl.flare.in_process import InProcessFederation
+from harmofl.flare.site import SiteError
 from harmofl.flare.wire import ModelMessage
 from harmofl.tasks import nuclei, place_sites
 from tests.public_layouts import (
@@ -146,6 +147,10 @@ def test_two_hospitals_below_the_minimum_train_with_the_amplitude_of_the_others(
     update = federation.participants["hospital1"].train(0, ModelMessage(federation.weights, run.amplitude))
     assert update.difference is not None and update.amplitude is None
     assert update.numbers["steps"] == 2  # 12 patches in batches of 8
+    strict = job_of("camelyon17", *SHORT, "amplitude.minimum_cases=6", "amplitude.minimum_sites=4").resolve(demo=False)
+    federation = InProcessFederation(strict, job.sites, tmp_path / "strict", dict.fromkeys(job.sites, root))
+    with pytest.raises(SiteError, match=r"minimum_sites is 4 \(hospital1, hospital2 sent none\)"):
+        federation.gather_amplitude()
 
 
 def test_the_prostate_job_reads_both_names_of_a_site(tmp_path: Path) -> None:
