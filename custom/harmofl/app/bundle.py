@@ -79,11 +79,13 @@ def bundle(
 
 
 def _check_sites(job: Job, settings: dict[str, Any]) -> None:
-    for name, needed in (
-        (f"{META}: min_clients", job.meta.get("min_clients", 1)),
-        ("federation.minimum_sites", settings["federation"]["minimum_sites"]),
-        ("amplitude.minimum_sites", settings["amplitude"]["minimum_sites"]),
-    ):
+    minimums = {
+        f"{META}: min_clients": job.meta.get("min_clients", 1),
+        "federation.minimum_sites": settings["federation"]["minimum_sites"],
+    }
+    if settings["amplitude"]["region"] != "off":
+        minimums["amplitude.minimum_sites"] = settings["amplitude"]["minimum_sites"]
+    for name, needed in minimums.items():
         if needed > len(job.sites):
             raise JobError(f"{name} is {needed}, but the job deploys to {len(job.sites)} sites; lower it or add sites")
 

@@ -12,7 +12,7 @@ from harmofl.flare.site import MINIMUM_CASES
 from harmofl.tasks import FolderReport, load_task, place_sites
 
 ALIKE = 1.2  # ratio of pixel sizes that counts as one resolution
-NOT_SENT = "amplitude_not_sent"
+NOT_SENT, BELOW_OWN = "amplitude_not_sent", "below_own_minimum"  # codes of findings
 Pixel = tuple[float, float]
 
 
@@ -41,8 +41,17 @@ class Inspection:
         return bool(self.problems) or any(finding.severity == "error" for finding in findings)
 
 
-def inspect(root: Path, job: Job, experiment: Experiment, only: str | None) -> Inspection:
+def inspect(
+    root: Path, job: Job, experiment: Experiment, only: str | None, own_minimum: int | None = None
+) -> Inspection:
     """Look into the folder of every site of the job, or of one.
+
+    Args:
+        root: folder of the sites' folders, or one site's own.
+        job: its sites.
+        experiment: as the job resolves.
+        only: the only site to look at.
+        own_minimum: `minimum_cases` of that site's privacy scope, where it is known.
 
     Raises:
         JobError: the root is no folder, or the job has no such site.
@@ -51,13 +60,13 @@ def inspect(root: Path, job: Job, experiment: Experiment, only: str | None) -> I
     sites = []
     for name, folder in folders.items():
         try:
-            sites.append(_inspect_site(name, folder, experiment))
+            sites.append(_inspect_site(name, folder, experiment, own_minimum))
         except DataRootError as error:
             problems.append(str(error))
     medians = {site.name: _median_pixel(site.report) for site in sites if site.report.pixels}
     between = [*_resolution_finding(medians, experiment, "between sites")] if len(medians) > 1 else []
     if {site.name for site in sites} == set(job.sites):
-        between += _too_few_amplitudes(sites, experiment)
+        between += _sites_without_amplitude(sites, experiment)
     return Inspection(tuple(sites), tuple(problems), tuple(between))
 
 
@@ -96,38 +105,52 @@ def _name_of(folder: Path, job: Job, experiment: Experiment) -> str:
     return own
 
 
-def _inspect_site(name: str, folder: Path, experiment: Experiment) -> SiteInspection:
+def _inspect_site(name: str, folder: Path, experiment: Experiment, own_minimum: int | None) -> SiteInspection:
     report = load_task(experiment).inspect(folder, name, experiment)
     findings = [*report.findings, *_resolution_finding(report.pixels, experiment, name)]
     if report.training_images:
-        findings += _few_patients(report.training_patients, experiment)
+        findings += _few_patients(report.training_patients, experiment, own_minimum)
     order = ("error", "warning", "notice")
     findings.sort(key=lambda finding: order.index(finding.severity))
     return SiteInspection(name, folder, report, tuple(findings))
 
 
-def _few_patients(training: int, experiment: Experiment) -> list[Finding]:
-    needed = experiment.amplitude.minimum_cases
-    if experiment.amplitude.region == "off" or training >= max(needed, MINIMUM_CASES):
+def _few_patients(training: int, experiment: Experiment, own_minimum: int | None) -> list[Finding]:
+    """Say where a site may send no amplitude: by the job's minimum, or by its own."""
+    needed, own = experiment.amplitude.minimum_cases, MINIMUM_CASES if own_minimum is None else own_minimum
+    if experiment.amplitude.region == "off" or training >= max(needed, own):
         return []
+    then = "sends no amplitude and trains with the global one of the others"
     if training < needed:
-        message = f"training patients: {training}, amplitude.minimum_cases is {needed}, so this site sends no amplitude"
-        return [Finding("warning", NOT_SENT, "site", message, "add cases, or ask the lead to lower it")]
-    message = (
-        f"training patients: {training}; outside simulation a site sends no amplitude of fewer than {MINIMUM_CASES}"
+        message = f"training patients: {training}, amplitude.minimum_cases is {needed}, so this site {then}"
+        return [Finding("warning", NOT_SENT, "site", message, "add cases if its images shall count there")]
+    mend = "set minimum_cases in the site's privacy scope if the hospital agrees"
+    if own_minimum is None:
+        message = f"training patients: {training}; outside simulation a site of fewer than {own} {then}"
+        return [Finding("warning", BELOW_OWN, "site", message, mend)]
+    message = f"training patients: {training}, this site's own minimum_cases is {own}, so it {then}"
+    return [Finding("warning", BELOW_OWN, "site", message, mend)]
+
+
+def _sites_without_amplitude(sites: Sequence[SiteInspection], experiment: Experiment) -> list[Finding]:
+    """Who sends no amplitude: an error where too few are left and the job fails, else a notice."""
+    silent, below = (
+        [site.name for site in sites if any(finding.code == code for finding in site.findings)]
+        for code in (NOT_SENT, BELOW_OWN)
     )
-    return [Finding("warning", "below_own_minimum", "site", message, "set minimum_cases in the site's privacy scope")]
-
-
-def _too_few_amplitudes(sites: Sequence[SiteInspection], experiment: Experiment) -> list[Finding]:
-    """An error where so many sites send no amplitude that the job fails."""
-    silent = [site.name for site in sites if any(finding.code == NOT_SENT for finding in site.findings)]
     needed, sending = experiment.amplitude.minimum_sites, len(sites) - len(silent)
-    if not silent or sending >= needed:
+    if not silent and not below:
         return []
-    message = f"{sending} of {len(sites)} sites send an amplitude, amplitude.minimum_sites is {needed}: the job fails"
+    told = f"{sending} of {len(sites)} sites send an amplitude, amplitude.minimum_sites is {needed}"
     mend = "add cases, or lower amplitude.minimum_cases or amplitude.minimum_sites"
-    return [Finding("error", "too_few_amplitudes", ", ".join(silent), message, mend)]
+    if sending < needed:
+        return [Finding("error", "too_few_amplitudes", ", ".join(silent), f"{told}: the job fails", mend)]
+    if sending - len(below) < needed:
+        message = f"{told}; outside simulation these send none and the job fails"
+        return [Finding("warning", "too_few_amplitudes", ", ".join(silent + below), message, mend)]
+    if not silent:
+        return []
+    return [Finding("notice", "without_amplitude", ", ".join(silent), f"{told}: the others' is the global one")]
 
 
 def _median_pixel(report: FolderReport) -> Pixel:

@@ -143,10 +143,10 @@ def _show(console: Console, request: Request, experiment: Experiment, parts: Par
     console.print(table)
     longest = max(stretches, key=lambda stretch: stretch[1])[0]
     console.print(f"\nwhat bounds the round: {longest}; {_advice(longest, request, parts)}")
-    _show_sums(console, request, parts, predicted)
+    _show_sums(console, request, experiment, parts, predicted)
 
 
-def _show_sums(console: Console, request: Request, parts: Parts, predicted: Forecast) -> None:
+def _show_sums(console: Console, request: Request, experiment: Experiment, parts: Parts, predicted: Forecast) -> None:
     traffic = request.sites * (parts.down + parts.up)
     console.print(
         f"bytes of a round: {size_text(traffic)} through the server's line, {size_text(parts.down)} down and "
@@ -160,7 +160,29 @@ def _show_sums(console: Console, request: Request, parts: Parts, predicted: Fore
         f"in FLARE's simulator on this machine, one site at a time: {duration_text(predicted.simulated)} a round, "
         f"{request.sites} x {duration_text(parts.start + SIMULATOR_WAITS)} of it for a process that starts and ends"
     )
+    for line in _minimums(request, experiment):
+        console.print(line)
     console.print(f"measured: {parts.pace.how}; transfers are computed from the bandwidth, delays are left out")
+
+
+def _minimums(request: Request, experiment: Experiment) -> list[str]:
+    """How many sites the job needs, in every round and for its amplitude; none for a job that is not there yet."""
+    if not Path(request.model).is_dir():
+        return []
+    amplitude, federation = experiment.amplitude, experiment.federation
+    lines = []
+    if amplitude.region != "off":
+        lines.append(
+            f"amplitude: a site of fewer training patients than {amplitude.minimum_cases} or its own limit sends none "
+            f"and trains with the global one; {amplitude.minimum_sites} sites must send theirs"
+        )
+    for name, needed in (
+        ("federation", federation.minimum_sites),
+        ("amplitude", amplitude.minimum_sites if lines else 0),
+    ):
+        if needed > request.sites:
+            lines.append(f"{name}.minimum_sites is {needed}: with {request.sites} sites the job fails; lower it")
+    return lines
 
 
 def _advice(longest: str, request: Request, parts: Parts) -> str:

@@ -19,7 +19,7 @@ from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding
 from harmofl.experiment import Experiment
-from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, data_root
+from harmofl.flare.site import DATA_ROOT_VARIABLE, MINIMUM_CASES, SiteError, data_root, minimum_cases
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
 
 Look = Callable[[], Iterable[Check]]
@@ -148,7 +148,11 @@ def _unusable(folder: Path) -> tuple[str, str] | None:
 def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[list[Check], int]:
     from harmofl.app.inspection import inspect
 
-    inspection = inspect(root, job, experiment, kit.name)
+    try:
+        own = minimum_cases(kit.properties())
+    except SiteError:  # said where the kit's own settings are looked at
+        own = MINIMUM_CASES
+    inspection = inspect(root, job, experiment, kit.name, own)
     checks = [Check("error", "data", problem) for problem in inspection.problems]
     held = 0
     for site in inspection.sites:

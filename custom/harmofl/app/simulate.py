@@ -112,7 +112,7 @@ def _environment(data: Path | None, demo: bool, at_a_time: int) -> dict[str, str
 def _check_numbers(job: Job, experiment: Experiment, threads: int | None) -> None:
     """Refuse numbers that FLARE would only refuse, or wait for, later."""
     count = len(job.sites)
-    for section in ("federation", "amplitude"):
+    for section in ("federation",) if experiment.amplitude.region == "off" else ("federation", "amplitude"):
         needed = getattr(experiment, section).minimum_sites
         if needed > count:
             raise JobError(

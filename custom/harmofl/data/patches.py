@@ -44,10 +44,11 @@ class UnreadablePatchesError(DataRootError):
 def split_by_slide(index: PatchIndex, seed: int, fractions: tuple[float, float, float] = FRACTIONS) -> PatchSplit:
     """Split patches so that all slides of a patient stay together, by the rules of `split_cases`.
 
-    In Camelyon17 some patients gave several slides, and slides of one patient are no independent test. The part of a
-    patient depends on the seed and the patient's name, so that new slides and patients move no old one. Where a part
-    lacks a label, the smallest patient who brings it and leaves both labels where it was is moved there, with a
-    notice; if there is none, a warning says that scores of this part are undefined.
+    In Camelyon17 some patients gave several slides, and slides of one patient are no independent test. Where a part
+    lacks a label, the smallest patient who brings it and leaves both labels where it was changes places with a patient
+    of that part, with a notice: the number of patients in each part stays. Where none can change places, one is moved;
+    where none can be spared, a warning says that scores of this part are undefined. New slides of known patients
+    change no part unless a label was missing; `split_cases` says what new patients change.
 
     Args:
         index: patches of one site.
@@ -92,31 +93,62 @@ def _patient_labels(index: PatchIndex) -> dict[str, NDArray[np.int64]]:
 
 
 def _complete_labels(parts: dict[Part, list[str]], part: Part, counts: dict[str, NDArray[np.int64]]) -> list[Finding]:
-    """Move patients into a part until it holds both labels, as far as the other parts can spare them."""
-
-    def labels_of(names: Sequence[str]) -> NDArray[np.int64]:
-        return np.sum([counts[name] for name in names], axis=0) if names else np.zeros(len(LABELS), np.int64)
-
+    """Bring patients into a part until it holds both labels, as far as the other parts can spare them."""
     findings = []
-    for label in np.flatnonzero(labels_of(parts[part]) == 0):
-        spare = [
-            (int(counts[name].sum()), name, giver)
-            for giver in PARTS
-            for name in parts[giver]
-            if counts[name][label] and labels_of([other for other in parts[giver] if other != name]).all()
-        ]
-        if spare:
+    for label in np.flatnonzero(_labels_of(parts[part], counts) == 0):
+        message = f"{part}, which would have no {LABELS[label]} patch; more cases may change this"
+        if exchange := _exchange(parts, part, int(label), counts):
+            coming, leaving, giver = exchange
+            parts[part][parts[part].index(leaving)] = coming
+            parts[giver][parts[giver].index(coming)] = leaving
+            message = f"changes places with patient {leaving}: from {giver} to {message}"
+            findings.append(Finding("notice", "split_filled", f"patient {coming}", message))
+        elif spare := _spare(parts, int(label), counts):
             _, moved, giver = min(spare)
             parts[giver].remove(moved)
             parts[part].append(moved)
-            message = (
-                f"moved from {giver} to {part}, which would have no {LABELS[label]} patch; more cases may change this"
-            )
-            findings.append(Finding("notice", "split_filled", f"patient {moved}", message))
+            findings.append(Finding("notice", "split_filled", f"patient {moved}", f"moved from {giver} to {message}"))
         else:
             message = f"{part} holds no {LABELS[label]} patch and no other part can spare a patient with one"
             findings.append(Finding("warning", "one_label", SITE, message, "add patients, or expect undefined scores"))
     return findings
+
+
+def _labels_of(patients: Sequence[str], counts: dict[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+    return sum((counts[name] for name in patients), np.zeros(len(LABELS), np.int64))
+
+
+def _exchange(
+    parts: dict[Part, list[str]], part: Part, label: int, counts: dict[str, NDArray[np.int64]]
+) -> tuple[str, str, Part] | None:
+    """Two patients who change places so that both parts hold both labels, the smallest who bring the missing one."""
+    held = {other: _labels_of(names, counts) for other, names in parts.items()}
+    found = [
+        (int(counts[coming].sum()), coming, int(counts[leaving].sum()), leaving, giver)
+        for giver in PARTS
+        for coming in parts[giver]
+        if counts[coming][label]
+        for leaving in parts[part]
+        if (held[giver] - counts[coming] + counts[leaving]).all()
+        and (held[part] - counts[leaving] + counts[coming]).all()
+    ]
+    if not found:
+        return None
+    _, coming, _, leaving, giver = min(found)
+    return coming, leaving, giver
+
+
+def _spare(
+    parts: dict[Part, list[str]], label: int, counts: dict[str, NDArray[np.int64]]
+) -> list[tuple[int, str, Part]]:
+    """Patients with a label whose part holds both labels without them: number of patches, name, part."""
+    held = {part: _labels_of(names, counts) for part, names in parts.items()}
+    return [
+        (int(counts[name].sum()), name, giver)
+        for giver in PARTS
+        for name in parts[giver]
+        if counts[name][label] and (held[giver] - counts[name]).all()
+    ]
 
 
 class Patches(Dataset[tuple[Tensor, Tensor]]):

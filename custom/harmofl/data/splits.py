@@ -1,7 +1,6 @@
-"""Training, validation and test cases of a site: by patient, seeded, and stable when cases are added."""
+"""Training, validation and test cases of a site: by patient, seeded, in the promised shares at small sites too."""
 
 import hashlib
-import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ Item = TypeVar("Item", str, SliceKey)
 
 PARTS: tuple[Part, ...] = ("train", "val", "test")
 FRACTIONS = (0.64, 0.16, 0.20)  # HarmoFL, released index files
-BLOCK, RUN = 25, 5
+PARTS_OF_ONE = 25  # fractions are whole multiples of 1/25, so that equal ones compare equal
 SITE = "site"  # subject of a finding about the whole folder
 
 
@@ -36,12 +35,16 @@ def split_cases(
     fractions: tuple[float, float, float] = FRACTIONS,
     patient: Callable[[str], str] = str,
 ) -> Split[str]:
-    """Split cases so that all cases of a patient stay together.
+    """Split cases so that all cases of a patient stay together, by `patient_counts` and thus fairly at small sites too.
 
-    The part of a patient depends on the seed and on the patient's name only, so that new cases move no old one. Of
-    patients with a trailing number every block of 25 numbers is dealt by the fractions, and every 5 consecutive
-    numbers share the test patients evenly, so that small sites are balanced too. Other names are drawn by a hash.
-    Where a part would be empty, one patient is moved there and a notice says so.
+    The patients stand in an order that depends on the seed and on each one's name alone. The first are the test
+    patients, then come those of validation, then those of training. How far that is stable:
+
+    - One more case of a known patient changes no part, nor does the order of the names.
+    - One more patient, or one less (a damaged file), changes the part of at most two others: one between test and
+      validation, one between validation and training, none between test and training. k patients change at most 2 k.
+    - After several new patients a former test patient can be a training patient. The split has no memory and cannot
+      say so: a model trained before has not seen that patient, one trained since has.
 
     Args:
         names: names of the cases, in any order.
@@ -52,22 +55,46 @@ def split_cases(
     Raises:
         ValueError: if the fractions are not positive multiples of 1/25 that sum to 1.
     """
-    counts = _block_counts(fractions)
     groups: dict[str, list[str]] = defaultdict(list)
     for name in set(names):
         groups[patient(name)].append(name)
+    counts = patient_counts(len(groups), fractions)
+    # validation lies between test and training, so that it takes several new patients to move one from test to training
+    dealt = [part for part in reversed(PARTS) for _ in range(counts[part])]
     parts: dict[Part, list[str]] = {part: [] for part in PARTS}
-    for group in groups:
-        parts[_part(group, seed, counts)].append(group)
+    for part, group in zip(
+        dealt, sorted(groups, key=lambda group: (_draw(seed, "patient", group), group)), strict=True
+    ):
+        parts[part] += groups[group]
     findings: tuple[Finding, ...] = ()
     if len(groups) < len(PARTS):
         message = f"{len(groups)} patients are too few for training, validation and test"
         findings = (Finding("error", "too_few_cases", SITE, message, "provide at least 3 patients"),)
-        parts = {"train": list(groups), "val": [], "test": []}
-    elif not all(parts.values()):
-        findings = _fill_empty_parts(parts, seed)
-    ordered = {part: _in_order(name for group in parts[part] for name in groups[group]) for part in PARTS}
-    return Split(ordered["train"], ordered["val"], ordered["test"], findings)
+    train, val, test = (_in_order(parts[part]) for part in PARTS)
+    return Split(train, val, test, findings)
+
+
+def patient_counts(patients: int, fractions: tuple[float, float, float] = FRACTIONS) -> dict[Part, int]:
+    """How many of a site's patients serve for what.
+
+    One patient more enlarges one part by one and no part ever shrinks. From 3 patients on no part is empty. By the
+    default fractions each count is within 1 of its fraction of the patients; by others too, once the smallest fraction
+    gives a whole patient. Each next patient goes to the part that is furthest below its fraction.
+
+    Args:
+        patients: of the site; fewer than 3 are all training.
+        fractions: of training, validation and test, positive multiples of 1/25.
+
+    Raises:
+        ValueError: if the fractions are not positive multiples of 1/25 that sum to 1.
+    """
+    shares = _shares(fractions)
+    if patients < len(PARTS):
+        return {"train": patients, "val": 0, "test": 0}
+    counts: dict[Part, int] = dict.fromkeys(PARTS, 1)
+    for total in range(len(PARTS) + 1, patients + 1):
+        counts[max(PARTS, key=lambda part: total * shares[part] - PARTS_OF_ONE * counts[part])] += 1  # noqa: B023
+    return counts
 
 
 def split_slices_as_published(slices: Iterable[SliceKey], seed: int) -> Split[SliceKey]:
@@ -93,50 +120,12 @@ def _draw(*key: object) -> int:
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
-def _block_counts(fractions: Sequence[float]) -> dict[Part, int]:
-    counts = [round(BLOCK * fraction) for fraction in fractions]
-    exact = all(abs(BLOCK * fraction - count) < 1e-6 for fraction, count in zip(fractions, counts, strict=True))
-    if not exact or sum(counts) != BLOCK or min(counts) < 1:
+def _shares(fractions: Sequence[float]) -> dict[Part, int]:
+    shares = [round(PARTS_OF_ONE * fraction) for fraction in fractions]
+    exact = all(abs(PARTS_OF_ONE * fraction - share) < 1e-6 for fraction, share in zip(fractions, shares, strict=True))
+    if not exact or sum(shares) != PARTS_OF_ONE or min(shares) < 1:
         raise ValueError(f"split fractions {tuple(fractions)} are not positive multiples of 0.04 that sum to 1")
-    return dict(zip(PARTS, counts, strict=True))
-
-
-def _part(patient: str, seed: int, counts: dict[Part, int]) -> Part:
-    numbered = re.search(r"[0-9]+$", patient)
-    if numbered:
-        series, number = patient[: numbered.start()].casefold(), int(numbered[0])
-        return _dealt_block(seed, series, number // BLOCK, counts)[number % BLOCK]
-    drawn = _draw(seed, "name", patient) * BLOCK >> 64
-    if drawn < counts["test"]:
-        return "test"
-    return "val" if drawn < counts["test"] + counts["val"] else "train"
-
-
-def _dealt_block(seed: int, series: str, block: int, counts: dict[Part, int]) -> list[Part]:
-    """Deal test, then validation, then training to the 5 runs of a block in turn, and shuffle each run."""
-    runs: list[list[Part]] = [[] for _ in range(BLOCK // RUN)]
-    order = sorted(range(len(runs)), key=lambda run: _draw(seed, series, block, "run", run))
-    deck: list[Part] = [part for part in ("test", "val", "train") for _ in range(counts[part])]
-    for turn, part in enumerate(deck):
-        runs[order[turn % len(runs)]].append(part)
-    for position, run in enumerate(runs):
-        ranks = sorted(range(RUN), key=lambda slot: _draw(seed, series, block, "slot", position, slot))
-        runs[position] = [run[rank] for rank in ranks]
-    return [part for run in runs for part in run]
-
-
-def _fill_empty_parts(parts: dict[Part, list[str]], seed: int) -> tuple[Finding, ...]:
-    findings = []
-    for part in PARTS:
-        if parts[part]:
-            continue
-        giver = max(PARTS, key=lambda other: len(parts[other]))
-        moved = min(parts[giver], key=lambda patient: _draw(seed, "move", patient))
-        parts[giver].remove(moved)
-        parts[part].append(moved)
-        message = f"moved from {giver} to {part}, which would have been empty; more cases may change this"
-        findings.append(Finding("notice", "split_filled", moved, message))
-    return tuple(findings)
+    return dict(zip(PARTS, shares, strict=True))
 
 
 def _in_order(names: Iterable[str]) -> tuple[str, ...]:

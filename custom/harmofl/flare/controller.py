@@ -22,7 +22,7 @@ from harmofl.core.aggregation import ContributionError
 from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering
 from harmofl.flare.live import note_failure, tell_progress
-from harmofl.flare.method_notes import method_notes
+from harmofl.flare.method_notes import amplitude_notes, method_notes
 from harmofl.flare.persistor import best_weights, keep_if_best, save_at_the_end
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, end_books, mean_validation, score_text, write_evidence
@@ -133,8 +133,16 @@ class HarmoFLScatterAndGather(ScatterAndGather):
     def _process_train_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         super()._process_train_result(client_task, fl_ctx)
         self.run.answered(client_task.client.name)
-        if client_task.client.name not in self.aggregator.accepted:
+        if client_task.client.name not in self.aggregator.accepted or self._silent_beyond_need(client_task.client.name):
             _wait_for_one_more(client_task.task)
+
+    def _silent_beyond_need(self, site: str) -> bool:
+        """Whether this answer brought no amplitude while one is estimated, and one more site must bring its own."""
+        if not self.run.estimates_in_first_round or self.run.amplitude is not None:
+            return False
+        gathered = self.aggregator.gathered_amplitude()
+        silent = set(self.aggregator.accepted) - set(gathered.sites if gathered else [])
+        return site in silent and len(silent) > self.run.silent_sites_to_spare
 
     def _accept_train_result(
         self, client_name: str, result: Shareable, fl_ctx: FLContext, is_unknown_task: bool = False
@@ -181,13 +189,15 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 
     def _gather_amplitude(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         gathering = AmplitudeGathering(self.run.experiment)
+        silent: set[str] = set()
 
         def received(site: str, update: UpdateMessage) -> bool:
             self.run.count_bytes(site, payload_bytes(update))
             if update.amplitude is None:
                 self.log_warning(fl_ctx, f"{site}: sends no amplitude; it trains with the global one")
                 self.run.refused[site] = "sent none"
-                return False
+                silent.add(site)
+                return len(silent) <= self.run.silent_sites_to_spare
             gathering.add(site, update.amplitude)
             return True
 
@@ -205,7 +215,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             silent = "no answer" if run.gathers_before_training else "sent none"
             self.system_panic(
                 f"the amplitude of {len(sites)} sites arrived, amplitude.minimum_sites is {needed} "
-                f"({self.run.reasons(missing, silent)}); a site sends none of fewer training cases than "
+                f"({self.run.reasons(missing, silent)}); a site sends none of fewer training patients than "
                 "amplitude.minimum_cases or its own limit",
                 fl_ctx,
             )
@@ -213,6 +223,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         run.amplitude, run.amplitude_sites = gathering.result(), sites
         run.amplitude_noise = {site: said.model_dump() for site, said in gathering.noise.items()}
         PROGRESS.info(f"amplitude frozen: {run.amplitude.images} images of {', '.join(sites)}")
+        for note in amplitude_notes(run):
+            PROGRESS.info(f"note: {note}")
         return True
 
     def _evaluate(self, abort_signal: Signal, fl_ctx: FLContext) -> None:

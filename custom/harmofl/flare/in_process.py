@@ -149,10 +149,11 @@ class InProcessFederation:
                 gathering.add(site, update.amplitude)
         needed = self.experiment.amplitude.minimum_sites
         if len(gathering.sites) < needed:
+            silent = ", ".join(site for site in updates if site not in gathering.sites)
             raise SiteError(
                 "amplitude",
-                f"the amplitude of {len(gathering.sites)} sites arrived, amplitude.minimum_sites is {needed}; a site "
-                "sends none of fewer training cases than amplitude.minimum_cases",
+                f"the amplitude of {len(gathering.sites)} sites arrived, amplitude.minimum_sites is {needed} ({silent} "
+                "sent none); a site sends none of fewer training patients than amplitude.minimum_cases",
             )
         run.amplitude, run.amplitude_sites = gathering.result(), sorted(gathering.sites)
 

@@ -80,7 +80,8 @@ class LocalAmplitude:
         images, patients, noise = measured.images, self._data.patient_count, self._site.amplitude_noise
         if (patients if noise else min(patients, images)) < needed:
             self._logger.warning(
-                f"amplitude not sent: {images} images of {patients} training patients, {needed} are needed"
+                f"amplitude not sent: {images} images of {patients} training patients, {needed} are needed; "
+                "this site trains with the global one"
             )
             return None
         return self._clipped(noise.clip) if noise else measured

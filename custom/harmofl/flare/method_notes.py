@@ -32,6 +32,17 @@ def method_notes(run: ServerRun) -> list[str]:
     return []
 
 
+def amplitude_notes(run: ServerRun) -> list[str]:
+    """One line about the sites that are not in the global amplitude; none where all are or there is none yet."""
+    without = [site for site in run.expected if site not in run.amplitude_sites]
+    if run.amplitude is None or not without:
+        return []
+    return [
+        f"{', '.join(without)} sent no amplitude (fewer training patients than amplitude.minimum_cases or its own "
+        f"limit, or no answer); training and scores there are with the global one, of {', '.join(run.amplitude_sites)}"
+    ]
+
+
 def privacy_note(run: ServerRun) -> str | None:
     """What leaves a site where it is not weight differences; None where it is."""
     if run.experiment.federation.pooled_data:

@@ -34,6 +34,7 @@ from harmofl.flare.pooled_data import pooled
 from harmofl.flare.progress import FINDINGS, log_findings
 from harmofl.flare.round_start import RoundStart, failed_to_compile, round_optimizer, round_settings
 from harmofl.flare.site import SiteConfig, SiteError
+from harmofl.flare.split_memory import changed_split
 from harmofl.flare.state import SiteState
 from harmofl.flare.wire import AmplitudeStatistic, Arrays, ModelMessage, UpdateMessage
 from harmofl.tasks import Evaluation, SiteData, load_task, untrained_network
@@ -87,6 +88,9 @@ class Participant:
         items, patients = len(data.training), len(data.training_patients)
         if items != patients:
             raise SiteError("patients", f"task {self._experiment.task} names {patients} patients of {items} items")
+        if changed := changed_split(self._state, data):
+            FINDINGS.warning(str(changed))
+            data.findings.append(changed)
         return data
 
     @property

@@ -24,7 +24,7 @@ from harmofl.evidence.results import (
     WorstSite,
     privacy_sentence,
 )
-from harmofl.flare.method_notes import method_notes, privacy_note
+from harmofl.flare.method_notes import amplitude_notes, method_notes, privacy_note
 from harmofl.flare.progress import PROGRESS
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
@@ -147,7 +147,7 @@ def _model_files(run: ServerRun) -> tuple[str, ...]:
 
 def _warnings(run: ServerRun, sites_without_test: list[str]) -> list[str]:
     """What a reader of the scores must know."""
-    warnings = method_notes(run)
+    warnings = [*method_notes(run), *amplitude_notes(run)]
     if run.experiment.data.split == "as_published":
         warnings.append(
             "split as_published: training and test share patients, so the test scores are higher than on new patients"

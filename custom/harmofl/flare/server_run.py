@@ -127,6 +127,11 @@ class ServerRun:
             return max(experiment.federation.minimum_sites, experiment.amplitude.minimum_sites)
         return experiment.federation.minimum_sites
 
+    @property
+    def silent_sites_to_spare(self) -> int:
+        """How many of the sites that a task waits for may send no amplitude, so that enough others send theirs."""
+        return self.needed_sites(with_amplitude=True) - self.experiment.amplitude.minimum_sites
+
     def reasons(self, sites: list[str], otherwise: str) -> str:
         """Why each of these sites is missing."""
         return "; ".join(f"{site}: {self.refused.get(site, otherwise)}" for site in sites)

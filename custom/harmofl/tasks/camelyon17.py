@@ -148,7 +148,7 @@ class Camelyon17Task:
             findings=findings,
             cases={name: len(part) for name, part in parts.items()},
             skipped=skipped,
-            training_patients=index.patient[split.train].tolist(),
+            training_patients=[index.patients[code] for code in index.patient[split.train].tolist()],
             late_findings=late,
             unreadable=lambda: parts["training"].bad().tolist(),
         )

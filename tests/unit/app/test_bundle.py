@@ -143,6 +143,10 @@ def test_a_component_that_would_not_be_built_is_named(
 def test_more_sites_needed_than_deployed_to(job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = refused(job, tmp_path / "dist", capsys, "--set", "federation.minimum_sites=3")
     assert "federation.minimum_sites is 3, but the job deploys to 2 sites" in shown
+    shown = refused(job, tmp_path / "dist", capsys, "--set", "amplitude.minimum_sites=3")
+    assert "amplitude.minimum_sites is 3, but the job deploys to 2 sites" in shown
+    without_amplitude = ["--set", "amplitude.minimum_sites=3", "--set", "method=fedavg"]
+    assert main(["bundle", str(job), "-o", str(tmp_path / "dist"), "--preinstalled", *without_amplitude]) == 0
 
 
 def test_a_folder_that_is_no_bundle_is_left_alone(

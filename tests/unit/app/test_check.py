@@ -137,6 +137,25 @@ def test_few_cases_send_no_amplitude(sites_root: Path, job: Path, capsys: pytest
     assert "warning: site: training patients: 1, amplitude.minimum_cases is 2" in capsys.readouterr().out
 
 
+def test_a_site_without_amplitude_stops_nobody_while_enough_send_theirs(
+    sites_root: Path, tmp_path: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(sites_root / "HK", tmp_path / "data" / "HK")  # 3 patients: 1 for training
+    write_site(tmp_path / "data" / "BIDMC", cases=7)  # 5 for training
+    few = ["--set", "amplitude.minimum_cases=2", "--set"]
+    assert run(tmp_path / "data", job, *few, "amplitude.minimum_sites=1") == 0
+    out = capsys.readouterr().out
+    assert "so this site sends no amplitude and trains with the global one of the others" in out
+    assert "notice: HK: 1 of 2 sites send an amplitude, amplitude.minimum_sites is 1: the others' is the global" in out
+    assert run(tmp_path / "data", job, *few, "amplitude.minimum_sites=2") == 1
+    assert "error: HK: 1 of 2 sites send an amplitude, amplitude.minimum_sites is 2: the job" in capsys.readouterr().out
+    # the job asks for one patient, but a hospital's own limit is five unless it says otherwise
+    assert run(tmp_path / "data", job) == 0
+    assert (
+        "warning: HK: 2 of 2 sites send an amplitude, amplitude.minimum_sites is 2; outside" in capsys.readouterr().out
+    )
+
+
 def test_a_job_that_would_get_too_few_amplitudes_is_an_error(
     sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,7 +8,7 @@ from harmofl.app import costs
 from harmofl.app.cli import main
 from harmofl.app.costs import Pace
 from harmofl.app.forecast import MODELS_AT_SERVER, SIMULATOR_WAITS, Parts, forecast, measure_parts
-from harmofl.app.plan import Request, _advice, experiment_of, rate_of
+from harmofl.app.plan import Request, _advice, _minimums, experiment_of, rate_of
 from tests.small_job import JOB
 
 PARTS = Parts(
@@ -112,6 +112,18 @@ def test_the_parts_of_a_job_are_measured(
     assert main(["plan", "--sites", "3", "--bandwidth", "10Mbit", "--model", str(job)]) == 0
     told = capsys.readouterr().out
     assert "what bounds the round:" in told and "together" in told and "measured:" in told
+
+
+def test_the_minimums_of_a_job_are_said_and_held_against_the_number_of_sites(job: Path) -> None:
+    enough, few = (Request(str(job), (), sites, 1e6, 1e6, images=100) for sites in (2, 1))  # the job needs 2
+    sends, *more = _minimums(enough, experiment_of(str(job), ["amplitude.minimum_cases=5"]))
+    assert sends.startswith("amplitude: a site of fewer training patients than 5 or its own limit sends none")
+    assert sends.endswith("trains with the global one; 2 sites must send theirs") and not more
+    _, round_needs, amplitude_needs = _minimums(few, experiment_of(str(job), []))
+    assert round_needs == "federation.minimum_sites is 2: with 1 sites the job fails; lower it"
+    assert amplitude_needs.startswith("amplitude.minimum_sites is 2")
+    assert len(_minimums(few, experiment_of(str(job), ["method=fedavg"]))) == 1, "no amplitude"
+    assert _minimums(Request("unet", (), 1, 1e6, 1e6, images=100), experiment_of("unet", [])) == []
 
 
 @pytest.mark.parametrize(

@@ -154,6 +154,17 @@ def test_findings_in_the_data_are_errors(site: Path, job: Path, lines: Lines, si
     assert any("2 errors" in line and "harmofl check" in line for line in lines(site, job, state="note"))
 
 
+def test_a_site_below_its_own_limit_is_told_that_it_sends_no_amplitude(
+    site: Path, job: Path, lines: Lines, sites_root: Path
+) -> None:
+    told = "it sends no amplitude and trains with the global one of the others"
+    set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=2)  # 3 patients: 1 for training
+    assert any(f"this site's own minimum_cases is 2, so {told}" in line for line in lines(site, job, state="warning"))
+    set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=1)
+    assert not any(told in line for line in lines(site, job, state="warning"))
+    assert lines(site, job) == []
+
+
 def test_data_of_a_site_that_is_not_there(site: Path, job: Path, lines: Lines, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     set_privacy(site, data_root=str(tmp_path / "empty"))

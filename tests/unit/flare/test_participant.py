@@ -122,6 +122,23 @@ def test_a_site_without_a_case_to_train_on_refuses(experiment: Experiment, make:
     assert caught.value.code == "no_data" and str(tmp_path) not in str(caught.value)
 
 
+def test_cases_that_come_during_a_run_are_a_warning(
+    experiment: Experiment, make: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A new process, or a job that goes on with a run, reads the folder anew and may split it otherwise."""
+    root = tmp_path / "grows"
+    write_prostate_site(root / "HK", "siemens_1.5t_endorectal", CASES, 0, matrix=64, slices=4)
+    for _ in range(2):
+        assert make(experiment, data_root=root).estimate_amplitude().numbers["warnings"] == {}
+    for suffix in ("", "_segmentation"):
+        source = root / "HK" / f"Case00{suffix}.nii.gz"
+        source.with_name(f"Case90{suffix}.nii.gz").write_bytes(source.read_bytes())
+    assert make(experiment, data_root=root).estimate_amplitude().numbers["warnings"] == {"split_changed": 1}
+    assert "the cases are not those that this run began with" in caplog.text
+    other_run = make(experiment, data_root=root, state_root=tmp_path / "other_run")
+    assert other_run.estimate_amplitude().numbers["warnings"] == {}
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
 def test_warnings_about_data_leave_as_counts_by_code(experiment: Experiment, make: Any) -> None:
     participant = make(experiment)
