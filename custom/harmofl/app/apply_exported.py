@@ -93,8 +93,11 @@ def _apply_volume(exported: Exported, source: Path, output: Path) -> list[str]:
 
     slices, findings = _slices(source)
     target = _free(output / f"{source.name.removesuffix('.gz').removesuffix('.nii')}_segmentation.nii.gz", source)
-    logits = exported.logits(windows(slices, exported.settings))
+    inputs = windows(slices, exported.settings)
+    findings += map(str, _reading("voxels").contrast_findings(inputs[:, 1], source.name))
+    logits = exported.logits(inputs)
     labels = resized(softmax(logits), *slices.shape[1:]).argmax(1).astype(np.uint8)
+    labels[list(_reading("voxels").blank_slices(inputs[:, 1]))] = 0  # a slice that shows nothing holds nothing
     image: Any = nibabel.load(source)
     back = ornt_transform(axcodes2ornt("LPS"), io_orientation(image.affine))
     header = image.header.copy()

@@ -137,7 +137,8 @@ class Participant:
 
     def estimate_amplitude(self) -> UpdateMessage:
         """The mean of the training images' amplitude statistics, as far as it may leave (`before_training`)."""
-        return UpdateMessage(amplitude=self._amplitude.before_training(), numbers=self._counts())
+        measured = self._amplitude.before_training()
+        return UpdateMessage(amplitude=measured, numbers=self._counts())
 
     def train(self, round_number: int, received: ModelMessage, best_round: int | None = None) -> UpdateMessage:
         """Score the received model on validation data, train it for one round, answer with the difference.
@@ -287,8 +288,9 @@ class Participant:
             raise
 
     def _counts(self) -> dict[str, Any]:
-        data = self.data
-        return {"cases": data.cases, "skipped": data.skipped(), "warnings": data.warned, "demo": self._site.demo}
+        data, blank = self.data, self._amplitude.blank_images
+        warned = data.warned | ({"blank_image": blank} if blank else {})
+        return {"cases": data.cases, "skipped": data.skipped(), "warnings": warned, "demo": self._site.demo}
 
     def _stop_if_asked(self) -> None:
         if self._should_stop():
