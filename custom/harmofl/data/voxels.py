@@ -65,10 +65,10 @@ def contrast_findings(image: np.ndarray, subject: str) -> list[Finding]:
     if not blank:
         return []
     shown = ", ".join(str(at + 1) for at in blank[:SHOWN]) + (", ..." if len(blank) > SHOWN else "")
-    one = len(blank) == 1
+    has, is_left = ("has", "is") if len(blank) == 1 else ("have", "are")
     message = (
-        f"{len(blank)} of {len(image)} slices {'has' if one else 'have'} no contrast (slice{'' if one else 's'} "
-        f"{shown}) and {'is' if one else 'are'} left out of the amplitude"
+        f"{len(blank)} of {len(image)} slices {has} no contrast (from the feet: {shown}) and {is_left} left out of the "
+        "amplitude"
     )
     return [Finding("warning", "blank_slices", subject, message, "leave out slices that show nothing")]
 
