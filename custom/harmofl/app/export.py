@@ -28,7 +28,6 @@ from harmofl.tasks.single_images import class_names, image_use
 
 TOLERANCE = 1e-4  # largest difference of a probability
 LARGEST_BATCH = 4096
-BLANK_FROM = 3  # images of an example: in a larger one some show nothing
 ONNX_NEEDS = ("onnx", "onnxscript", "onnxruntime")
 OPERATORS = "torch.onnx._internal.exporter._registration"  # the logger that names operators which are not there
 FILES = {"torchscript": "model.ts", "onnx": "model.onnx", "monai-bundle": "model.ts"}
@@ -96,20 +95,21 @@ class ExportedGraph:
         """Inputs of the first images of a case, in the range of the reader.
 
         Those of the graph are never one tensor twice, nor of one length: an exporter would take them for the same. Of
-        several images one shows nothing at all and another nothing in one channel.
+        a case that goes beyond the batch one image shows nothing at all and the next one nothing in one channel; not
+        of the batch itself, since norm layers make the rounding errors of an empty image large.
         """
         shape = (case, self.model.task.in_channels, self.settings["height"], self.settings["width"])
         rough = torch.rand(shape, generator=torch.Generator().manual_seed(case))
         smooth = nn.functional.avg_pool2d(rough, 9, stride=1, padding=4, count_include_pad=False)
         images = (smooth - smooth.amin()) / (smooth.amax() - smooth.amin())
-        if case > BLANK_FROM:
-            images[1], images[2, 0] = 0.0, 0.4
+        if case > batch + 1:
+            images[batch], images[batch + 1, 0] = 0.0, 0.4
         return (images[:batch].clone(), images)[: len(self.settings["inputs"])]
 
     def difference(self, run: Callable[..., Tensor]) -> float:
         """Largest difference of a probability between `run` and this program, over batches of some cases."""
         worst = 0.0
-        for batch, case in ((1, 1), (2, 3), (5, 5)):
+        for batch, case in ((1, 1), (2, 4), (5, 5)):
             inputs = self.example(batch, case)
             own = self._own if len(inputs) == 1 else self.model.profile([inputs[1]])
             with torch.no_grad():  # at once, not in batches as a predictor: `batch_stats` looks at the whole batch

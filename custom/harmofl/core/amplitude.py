@@ -123,7 +123,7 @@ class RunningAmplitude:
         """Which numbered images stand behind the mean of each channel, (C, N) bool.
 
         Those are the ones that weigh at least a tenth of what the heaviest image does. In a first batch and in an exact
-        mean all weigh the same; a running mean forgets: at momentum 0.1 the last 21 whole batches count.
+        mean all weigh the same; a running mean forgets: at momentum 0.1 the last 22 batches of a size count.
         """
         if not self._weights.numel():
             return torch.zeros(self._weights.shape, dtype=torch.bool)

@@ -17,6 +17,7 @@ from harmofl.flare.state import SiteState
 from harmofl.flare.wire import AmplitudeStatistic
 from harmofl.tasks import SiteData
 
+BLANK_IMAGE = "blank_image"  # code of the training images that were left out in a channel
 _KEPT = "amplitude"
 Images = Callable[["Dataset[Any]"], Iterator[Tensor]]
 

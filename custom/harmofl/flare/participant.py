@@ -27,7 +27,7 @@ from harmofl.core.training import (
 )
 from harmofl.experiment import Experiment
 from harmofl.flare.devices import check_several, main_device, make_deterministic
-from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
+from harmofl.flare.local_amplitude import BLANK_IMAGE, LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
 from harmofl.flare.pooled_data import pooled
@@ -289,7 +289,7 @@ class Participant:
 
     def _counts(self) -> dict[str, Any]:
         data, blank = self.data, self._amplitude.blank_images
-        warned = data.warned | ({"blank_image": blank} if blank else {})
+        warned = data.warned | ({BLANK_IMAGE: blank} if blank else {})
         return {"cases": data.cases, "skipped": data.skipped(), "warnings": warned, "demo": self._site.demo}
 
     def _stop_if_asked(self) -> None:

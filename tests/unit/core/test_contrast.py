@@ -39,14 +39,14 @@ def images_of(count: int, seed: int = 0) -> Tensor:
 
 
 def plane(low: float, high: float, place: tuple[int, int] = (3, 5)) -> Tensor:
-    """All of one intensity but for one pixel that no coarse grid meets."""
+    """All of one intensity but for one pixel."""
     made = torch.full((1, 1, SIZE, SIZE), low, dtype=torch.float32)
     made[0, 0, place[0], place[1]] = high
     return made
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1.0, 255.0, 3e4])
-@pytest.mark.parametrize("place", [(3, 5), (16, 32)])
+@pytest.mark.parametrize("place", [(3, 5), (16, 32)])  # between the pixels that are looked at first, one of them
 def test_the_limit_is_a_hundred_thousandth_of_the_largest_intensity(scale: float, place: tuple[int, int]) -> None:
     assert LEAST_CONTRAST == 1e-5
     # float32 has steps of 6e-8 to 1.2e-7 of a number: 2 % of the limit
