@@ -21,6 +21,7 @@ TEMPLATES = Path(__file__).resolve().parent
 # where FLARE's server keeps jobs and snapshots by default: shared by all servers of a machine, lost at reboot
 TEMPORARY_STORAGE = Path("/tmp/nvflare")
 JOB_STORAGE = "jobs-storage"
+MOST_CLIP = 2.0  # as harmofl.flare.site has it
 SNAPSHOT_STORAGE = "snapshot-storage"
 
 Settings = dict[str, Any]
@@ -31,9 +32,9 @@ class KitError(Exception):
 
 
 class Noise(NamedTuple):
-    """Noise on the amplitude that leaves a site: patients are clipped to `clip`, the sum is (epsilon, delta)."""
+    """Noise on the amplitude that leaves a site: patients are clipped, the sum is (epsilon, delta)."""
 
-    clip: float
+    relative_clip: float
     epsilon: float
     delta: float
 
@@ -116,8 +117,13 @@ def _site_files(kit: Path, data_root: str, preinstalled: bool, noise: Noise | No
     properties = privacy["scopes"][0]["properties"]
     properties["data_root"] = data_root
     if noise is not None:
-        if noise.clip <= 0 or noise.epsilon <= 0 or not 0 < noise.delta < 1:
-            raise KitError(f"{kit.name}: noise needs CLIP and EPSILON above 0 and DELTA between 0 and 1")
+        if not 0 < noise.relative_clip <= MOST_CLIP:
+            raise KitError(
+                f"{kit.name}: noise needs RELATIVE_CLIP above 0 and up to {MOST_CLIP:g}, in multiples of a scale that "
+                "fits every job (0.8 is a good start)"
+            )
+        if noise.epsilon <= 0 or not 0 < noise.delta < 1:
+            raise KitError(f"{kit.name}: noise needs EPSILON above 0 and DELTA between 0 and 1")
         properties["amplitude_noise"] = noise._asdict()
     resources = _laid_over(_default_resources(kit), _template("resources_additions_site.json"))
     return {"privacy.json": privacy, **_common_files(preinstalled), "resources.json": resources}
@@ -234,8 +240,8 @@ def _parser() -> argparse.ArgumentParser:
         "--noise",
         type=float,
         nargs=3,
-        metavar=("CLIP", "EPSILON", "DELTA"),
-        help="noise on the amplitude that leaves this site, for example 5 1 1e-5",
+        metavar=("RELATIVE_CLIP", "EPSILON", "DELTA"),
+        help="noise on the amplitude that leaves this site, for example 0.8 1 1e-5",
     )
     parser.add_argument("--storage", type=Path, metavar="DIR", help="server: absolute folder for jobs (default: KIT)")
     parser.add_argument("--force", action="store_true", help="replace files that say something else")

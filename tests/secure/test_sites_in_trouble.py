@@ -69,7 +69,7 @@ def test_what_a_hospital_lets_out(lead: Lead, consortium: Consortium, drill: Dri
     """A site that adds noise to its amplitude, another whose limit is above its patients and that trains in two
     processes: the amplitude carries the noise, the other site sends none, both train, results and report say so.
     """
-    noise = {"clip": 5.0, "epsilon": 1.0, "delta": 1e-5}
+    noise = {"relative_clip": 0.8, "epsilon": 1.0, "delta": 1e-5}
     other = {"minimum_cases": 50, "device": "cpu,cpu"}
     with settings(consortium, "HK", amplitude_noise=noise), settings(consortium, "UCL", **other):
         outcome = lead.run(lead.bundle({**TWO_OF_THREE, "federation.rounds": 1}))
@@ -80,7 +80,8 @@ def test_what_a_hospital_lets_out(lead: Lead, consortium: Consortium, drill: Dri
     assert sites["UCL"].bytes_sent["amplitude"] == 0 and sites["UCL"].bytes_sent["weights"] > 0
     assert "trains in 2 processes: cpu, cpu" in (consortium.kit("UCL") / outcome.job_id / "log.txt").read_text()
     said = sites["HK"].amplitude_noise
-    assert said is not None and (said.epsilon, said.delta, said.clip) == (1.0, 1e-5, 5.0)
+    # 3 channels x 11 bins at 64 pixels
+    assert said is not None and (said.epsilon, said.delta, said.clip) == (1.0, 1e-5, pytest.approx(0.8 * 33**0.5))
     assert sites["BIDMC"].amplitude_noise is None
     assert "no formal guarantee" in outcome.results.privacy and "HK" in outcome.results.privacy
     assert "epsilon" in (outcome.server / "report.html").read_text()

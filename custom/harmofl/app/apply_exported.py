@@ -89,14 +89,17 @@ def _reading(name: str) -> Any:
 
 def _apply_volume(exported: Exported, source: Path, output: Path) -> list[str]:
     scan = _reading("pairs").read_image(source)
+    voxels = _reading("voxels")
     named = _reading("layout").IMAGE_NAME.fullmatch(source.name)
     target = _free(output / f"{named['stem'] if named else source.stem}_segmentation.nii.gz", source)
-    logits = exported.logits(windows(scan.data, exported.settings))
-    labels = resized(softmax(logits), *scan.data.shape[1:]).argmax(1).astype(np.uint8)
+    inputs = windows(scan.data, exported.settings)
+    findings = [*scan.findings, *voxels.contrast_findings(inputs[:, 1], source.name)]
+    labels = resized(softmax(exported.logits(inputs)), *scan.data.shape[1:]).argmax(1).astype(np.uint8)
+    labels[list(voxels.blank_slices(inputs[:, 1]))] = 0  # a slice that shows nothing holds nothing
     _reading("nifti_masks").write_labels(labels, source, target)
     milliliters = float(np.count_nonzero(labels) * scan.grid.voxel_ml)
     told = f"{source.name}: {np.count_nonzero(labels)} voxels, {milliliters:.1f} mL -> {target}"
-    return [*map(str, scan.findings), told]
+    return [*map(str, findings), told]
 
 
 def windows(slices: Arrays, settings: dict[str, Any]) -> Arrays:

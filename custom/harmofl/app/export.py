@@ -94,18 +94,22 @@ class ExportedGraph:
     def example(self, batch: int, case: int) -> tuple[Tensor, ...]:
         """Inputs of the first images of a case, in the range of the reader.
 
-        Those of the graph are never one tensor twice, nor of one length: an exporter would take them for the same.
+        Those of the graph are never one tensor twice, nor of one length: an exporter would take them for the same. Of
+        a case that goes beyond the batch one image shows nothing at all and the next one nothing in one channel; not
+        of the batch itself, since norm layers make the rounding errors of an empty image large.
         """
         shape = (case, self.model.task.in_channels, self.settings["height"], self.settings["width"])
         rough = torch.rand(shape, generator=torch.Generator().manual_seed(case))
         smooth = nn.functional.avg_pool2d(rough, 9, stride=1, padding=4, count_include_pad=False)
         images = (smooth - smooth.amin()) / (smooth.amax() - smooth.amin())
+        if case > batch + 1:
+            images[batch], images[batch + 1, 0] = 0.0, 0.4
         return (images[:batch].clone(), images)[: len(self.settings["inputs"])]
 
     def difference(self, run: Callable[..., Tensor]) -> float:
         """Largest difference of a probability between `run` and this program, over batches of some cases."""
         worst = 0.0
-        for batch, case in ((1, 1), (2, 3), (5, 5)):
+        for batch, case in ((1, 1), (2, 4), (5, 5)):
             inputs = self.example(batch, case)
             own = self._own if len(inputs) == 1 else self.model.profile([inputs[1]])
             with torch.no_grad():  # at once, not in batches as a predictor: `batch_stats` looks at the whole batch

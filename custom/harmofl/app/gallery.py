@@ -10,14 +10,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harmofl.app.job import JobError
-from harmofl.core.amplitude import AmplitudeNormalization, amplitude_spectrum, zscore
-from harmofl.core.training import batches
+from harmofl.core.amplitude import AmplitudeNormalization, RunningAmplitude, amplitude_spectrum, zscore
+from harmofl.core.contrast import has_contrast
+from harmofl.core.loading import Numbered, batches
 from harmofl.data.findings import DataRootError
 from harmofl.data.imagescope import IGNORED
 from harmofl.evidence.gallery import Example, Gallery, SiteExamples, Step
 from harmofl.experiment import Experiment
 from harmofl.flare.aggregator import AmplitudeGathering
-from harmofl.flare.local_amplitude import build_normalization
+from harmofl.flare.local_amplitude import build_normalization, patients_behind
 from harmofl.flare.wire import AmplitudeStatistic
 from harmofl.tasks import SiteData, Task, load_task
 
@@ -89,10 +90,10 @@ def _normalizations(data: dict[str, SiteData], task: Task, experiment: Experimen
     gathering, own = AmplitudeGathering(experiment), {}
     for site, held in data.items():
         exact = build_normalization(experiment, task.in_channels, estimation="before_training")
-        for images, _ in batches(held.training, AT_ONCE, None):
-            exact.observe(images)
+        for images, _, items in batches(Numbered(held.training), AT_ONCE, None):
+            exact.observe(images, items_B=items)
         own[site] = exact.local.mean
-        if min(held.patient_count, exact.local_images) >= settings.minimum_cases:
+        if patients_behind(exact.local, held) >= settings.minimum_cases:
             gathering.add(site, AmplitudeStatistic(own[site].numpy(), exact.local_images))
     if len(gathering.sites) < settings.minimum_sites:
         raise JobError(
@@ -150,13 +151,11 @@ def _foreground(target: Tensor) -> Tensor:
 
 
 def mean_profile(dataset: Any, layer: Layer) -> NDArray[np.float64]:
-    """Mean log amplitude by radial frequency over all images and channels, (bins,)."""
-    total, count = torch.zeros(()), 0
+    """Mean log amplitude by radial frequency over all channels and the images with contrast in each, (bins,)."""
+    mean = RunningAmplitude("before_training", momentum=1)
     for images, _ in batches(dataset, AT_ONCE, None):
-        profiles = amplitude_spectrum(layer(images), "site_gain", 0.0)
-        total = total + profiles.mean(1).sum(0, dtype=torch.float64)
-        count += len(images)
-    return (total / count).numpy()
+        mean.update(amplitude_spectrum(layer(images), "site_gain", 0.0), has_contrast(images))
+    return mean.mean.double().nanmean(0).numpy()
 
 
 def _unchanged(images: Tensor) -> Tensor:

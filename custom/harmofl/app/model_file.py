@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from harmofl.app.job import JobError
 from harmofl.core.amplitude import AmplitudeNormalization, RunningAmplitude
+from harmofl.core.contrast import has_contrast
 from harmofl.core.deployed import DeployedModel, DeployedNormalization
 from harmofl.core.partition import partition_of
 from harmofl.experiment import Experiment
@@ -70,12 +71,15 @@ class LoadedModel:
         return DeployedModel(normalization, self.network).eval()
 
     def profile(self, inputs: Iterable[Tensor]) -> Tensor | None:
-        """Mean log profile (C, bins) of the inputs of a case or of a hospital's cases; None where no step needs one."""
+        """Mean log profile (C, bins) of the inputs of a case or of a hospital's cases; None where no step needs one.
+
+        What has no contrast is left out; a channel in which nothing has any is NaN, which gives a gain of 1.
+        """
         if not self.takes_profile:
             return None
         mean = RunningAmplitude("before_training", momentum=1)
         for images in inputs:
-            mean.update(self.normalization.statistics(images))
+            mean.update(self.normalization.statistics(images), has_contrast(images))
         return mean.mean
 
     def own_profile_of(self, image: SingleImage) -> Tensor | None:

@@ -49,6 +49,8 @@ def hospital_profile(model: LoadedModel, folder: Path | None, tell: Tell) -> Ten
     except ValueError:
         wanted = image_use(model.experiment.task).form
         raise JobError(f"--profile-of {folder}: holds no image that can be read; {wanted} is wanted") from None
+    if profile is not None and bool(profile.isnan().any()):
+        tell(f"in {folder} a channel of no image has contrast; it is not filtered")
     tell(f"profile of {count} images in {folder}")
     return profile
 

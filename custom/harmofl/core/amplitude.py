@@ -6,6 +6,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from harmofl.core.contrast import has_contrast
 from harmofl.core.radial import site_gain
 from harmofl.core.spectra import (
     Region,
@@ -32,14 +33,19 @@ __all__ = [
 
 Intensity = Literal["window", "zscore", "none"]
 Estimation = Literal["first_batch", "running_mean", "before_training"]
+LEAST_WEIGHT = 0.1  # of the heaviest image's weight: below, an image hides nobody in a mean
 
 
 class RunningAmplitude:
-    """Mean of per-image statistics over the batches of one site.
+    """Mean of per-image statistics over the batches of one site, channel by channel.
 
     ``first_batch`` keeps the mean of the first batch (what the released code computes). ``running_mean`` is
     A_k = (1 - v) A_(k-1) + v m_k from A_0 = 0 (Eq 3), divided by 1 - (1 - v)^k: seven batches alone would leave it at
-    half scale. ``before_training`` is the exact mean over all images. Sums are float64.
+    half scale. ``before_training`` is the exact mean over all images. Sums are float64. A channel of an image without
+    contrast enters nothing: a batch that shows none in a channel is no batch of that channel.
+
+    Where the images are numbered, the weight of each in the mean is kept, so that those who stand behind the mean can
+    be counted.
     """
 
     def __init__(self, estimation: Estimation, momentum: float) -> None:
@@ -48,11 +54,19 @@ class RunningAmplitude:
         self.estimation = estimation
         self.momentum = momentum
         self._total: Tensor | None = None
-        self._batches = 0
+        self._batches = torch.zeros(0, dtype=torch.int64)  # (C,): of each channel those that entered
+        self._counts = torch.zeros(0, dtype=torch.int64)  # (C,): images that entered
+        self._weights = torch.zeros(0, 0, dtype=torch.float64)  # (C, N): of each item in the mean, up to a factor
         self._images = 0
+        self._blank = 0
 
-    def update(self, statistics_B: Tensor) -> None:
-        """Take in one batch of per-image statistics, (B, ...).
+    def update(self, statistics_B: Tensor, contrast_BC: Tensor | None = None, items_B: Tensor | None = None) -> None:
+        """Take in one batch of per-image statistics, (B, C, ...).
+
+        Args:
+            statistics_B: float32, a row an image.
+            contrast_BC: which channels of which images have contrast; None where all have.
+            items_B: number of each image in its data set; without it nobody stands behind these images.
 
         Raises:
             ValueError: a statistic is not finite; the mean is unchanged then.
@@ -61,59 +75,121 @@ class RunningAmplitude:
             return
         if not bool(torch.isfinite(statistics_B).all()):
             raise ValueError("the amplitude of a batch is not finite: its images hold NaN or infinite intensities")
-        total = statistics_B.detach().sum(0, dtype=torch.float64)
+        statistics = statistics_B.detach()
+        counted = torch.ones(statistics.shape[:2], dtype=torch.bool) if contrast_BC is None else contrast_BC.cpu()
+        self._blank += int((~counted).any(1).sum())
+        if self._total is None:
+            self._total = torch.zeros(statistics.shape[1:], dtype=torch.float64, device=statistics.device)
+            self._batches = self._counts = torch.zeros(statistics.shape[1], dtype=torch.int64)
+            self._weights = torch.zeros(statistics.shape[1], 0, dtype=torch.float64)
+        elif self.estimation == "first_batch":
+            counted = counted & (self._batches == 0)  # each channel keeps the first batch that shows it
+        self._add(statistics, counted)
+        self._weigh(counted, items_B)
+        self._batches = self._batches + counted.any(0)
+        self._counts = self._counts + counted.sum(0)
+        self._images += int(counted.any(1).sum())
+
+    def _add(self, statistics_B: Tensor, counted_BC: Tensor) -> None:
+        assert self._total is not None
+        if not bool(counted_BC.all()):
+            wide = widened(counted_BC.to(statistics_B.device), statistics_B)
+            statistics_B = torch.where(wide, statistics_B, 0.0)
+        total = statistics_B.sum(0, dtype=torch.float64)
+        previous, count = self._total.to(total.device), counted_BC.sum(0).to(total.device)
         if self.estimation != "before_training":
-            total /= len(statistics_B)
-        if self._total is not None:
-            previous = self._total.to(total.device)
-            if self.estimation == "running_mean":
-                total = (1 - self.momentum) * previous + self.momentum * total
-            else:
-                total += previous
-        elif self.estimation == "running_mean":
-            total *= self.momentum
-        self._total = total
-        self._batches += 1
-        self._images += len(statistics_B)
+            total /= widened(count.clamp_min(1), total)
+        if self.estimation == "running_mean":
+            moved = (1 - self.momentum) * previous + self.momentum * total
+            self._total = torch.where(widened(count > 0, total), moved, previous)
+        else:
+            self._total = previous + total
+
+    def _weigh(self, counted_BC: Tensor, items_B: Tensor | None) -> None:
+        """Keep what each item weighs in the mean, up to a factor that is the same for all of a channel."""
+        count, each = counted_BC.sum(0), torch.ones(counted_BC.shape[1], dtype=torch.float64)
+        if self.estimation == "running_mean":
+            self._weights[count > 0] *= 1 - self.momentum
+            each = self.momentum / count.clamp_min(1)
+        if items_B is None or not len(items_B):
+            return
+        items = items_B.cpu()
+        missing = int(items.max()) + 1 - self._weights.shape[1]
+        if missing > 0:
+            self._weights = torch.nn.functional.pad(self._weights, (0, missing))
+        self._weights.index_add_(1, items, counted_BC.T * each[:, None].double())
+
+    def behind(self) -> Tensor:
+        """Which numbered images stand behind the mean of each channel, (C, N) bool.
+
+        Those are the ones that weigh at least a tenth of what the heaviest image does. In a first batch and in an exact
+        mean all weigh the same; a running mean forgets: at momentum 0.1 the last 22 batches of a size count.
+        """
+        if not self._weights.numel():
+            return torch.zeros(self._weights.shape, dtype=torch.bool)
+        heaviest = self._weights.amax(1, keepdim=True)
+        return (self._weights > 0) & (self._weights >= LEAST_WEIGHT * heaviest)
 
     @property
     def settled(self) -> bool:
         """Whether further batches change nothing."""
-        return self.estimation == "first_batch" and self._batches > 0
+        return self.estimation == "first_batch" and self.began and bool((self._batches > 0).all())
+
+    @property
+    def began(self) -> bool:
+        """Whether a batch was seen."""
+        return self._total is not None
 
     @property
     def mean(self) -> Tensor:
-        """The mean so far, float32.
+        """The mean so far, float32; NaN in a channel that no image showed.
 
         Raises:
             ValueError: no batch was seen.
         """
         if self._total is None:
             raise ValueError("no amplitude yet: no batch was observed")
+        divisor = torch.ones(len(self._batches), dtype=torch.float64)
         if self.estimation == "before_training":
-            return (self._total / self._images).float()
-        if self.estimation == "running_mean":
-            return (self._total / (1 - (1 - self.momentum) ** self._batches)).float()
-        return self._total.float()
+            divisor = self._counts.double()
+        elif self.estimation == "running_mean":
+            powers = [1 - (1 - self.momentum) ** batches for batches in self._batches.tolist()]
+            divisor = torch.tensor(powers, dtype=torch.float64)
+        divisor = torch.where(self._batches > 0, divisor, torch.nan)
+        return (self._total / widened(divisor.to(self._total.device), self._total)).float()
 
     @property
     def images(self) -> int:
-        """Number of images behind the mean."""
+        """Number of images behind the mean: those that have contrast in a channel."""
         return self._images
+
+    @property
+    def blank(self) -> int:
+        """Number of images that were left out, in one channel at least."""
+        return self._blank
 
     def state_dict(self) -> dict[str, Tensor]:
         """Everything that a continued mean needs, as tensors."""
         return {
             "total": torch.empty(0, dtype=torch.float64) if self._total is None else self._total.clone(),
-            "batches": torch.tensor(self._batches),
+            "batches": self._batches.clone(),
+            "counts": self._counts.clone(),
+            "weights": self._weights.clone(),
             "images": torch.tensor(self._images),
+            "blank": torch.tensor(self._blank),
         }
 
     def load_state_dict(self, state: dict[str, Tensor]) -> None:
         """Continue from a saved mean of the same estimation and momentum."""
-        self._batches = int(state["batches"])
-        self._images = int(state["images"])
-        self._total = state["total"].clone() if self._batches else None
+        self._batches, self._counts = state["batches"].clone(), state["counts"].clone()
+        self._weights = state["weights"].clone()
+        self._images, self._blank = int(state["images"]), int(state["blank"])
+        self._total = state["total"].clone() if len(self._batches) else None
+
+
+def widened(values: Tensor, like: Tensor) -> Tensor:
+    """Values with dimensions of size 1 behind theirs, until they have as many as `like`."""
+    return values.reshape(*values.shape, *[1] * (like.dim() - values.dim()))
 
 
 class AmplitudeNormalization(torch.nn.Module):
@@ -121,8 +197,10 @@ class AmplitudeNormalization(torch.nn.Module):
 
     ``window`` and ``none`` leave intensities as the reader made them; ``zscore`` standardizes every image and channel.
     The amplitude step replaces the region's amplitude by the target, or filters with the site's gain. Without a target
-    it does nothing. Statistics move only in ``observe``, never in ``forward``, so that the second pass of a perturbed
-    step and any evaluation leave them alone.
+    it does nothing. A channel of an image without contrast stays as it is (0 after ``zscore``), whatever the region:
+    it is in no statistic, and an amplitude put in its place would draw something that nobody saw. Statistics move only
+    in ``observe``, never in ``forward``, so that the second pass of a perturbed step and any evaluation leave them
+    alone.
 
     Buffers, all in the state dict: ``target`` (the global amplitude), ``own`` (site_gain: this site's profile, which
     stays local), ``frozen``, ``has_own`` and ``images`` (number of images behind the target). ``local`` is the running
@@ -179,24 +257,34 @@ class AmplitudeNormalization(torch.nn.Module):
         with torch.no_grad(), torch.autocast(images_BCHW.device.type, enabled=False):
             target = self._current_target()
             if self.intensity != "zscore":
-                return self._normalized(images_BCHW, target, None)
+                if target is None:
+                    return images_BCHW
+                return _blank_kept(self._normalized(images_BCHW, target, None), images_BCHW, images_BCHW)
             standardized = zscore(images_BCHW)
-            return self._normalized(standardized, target, standardized).to(images_BCHW.dtype)
+            normalized = self._normalized(standardized, target, standardized)
+            return _blank_kept(normalized, images_BCHW, torch.zeros(())).to(images_BCHW.dtype)
 
-    def observe(self, images_BCHW: Tensor, gather: Callable[[Tensor], Tensor] | None = None) -> None:
+    def observe(
+        self,
+        images_BCHW: Tensor,
+        gather: Callable[[Tensor], Tensor] | None = None,
+        items_B: Tensor | None = None,
+    ) -> None:
         """Take one batch into the local statistic: once a batch, before its forward pass; nothing once frozen.
 
         Args:
             images_BCHW: the batch, or this process's part of it.
             gather: makes the statistics of the whole batch of those of its part.
+            items_B: number of each image in its data set, int64 on the images' device.
 
         Raises:
             ValueError: the images hold NaN or infinite intensities.
         """
         if self.region == "off" or self._frozen or self.local.settled:
             return
-        statistics = self.statistics(images_BCHW)
-        self.local.update(statistics if gather is None else gather(statistics))
+        whole = gather or (lambda own: own)
+        contrast = whole(has_contrast(images_BCHW).to(torch.uint8)) > 0
+        self.local.update(whole(self.statistics(images_BCHW)), contrast, None if items_B is None else whole(items_B))
 
     def statistics(self, images_BCHW: Tensor) -> Tensor:
         """Per-image statistics of a batch after the intensity step, (B, ...) float32; nothing is recorded.
@@ -209,8 +297,8 @@ class AmplitudeNormalization(torch.nn.Module):
 
     @property
     def local_statistic(self) -> Tensor | None:
-        """This site's mean statistic so far, float32, or None before the first batch."""
-        return self.local.mean if self.local.images else None
+        """This site's mean statistic so far, float32, NaN in a channel without contrast; None before a batch."""
+        return self.local.mean if self.local.began else None
 
     @property
     def local_images(self) -> int:
@@ -240,14 +328,15 @@ class AmplitudeNormalization(torch.nn.Module):
         self._refresh()
 
     def set_own(self, profile: Tensor) -> None:
-        """Set this site's own mean log profile, (C, bins), for site_gain.
+        """Set this site's own mean log profile, (C, bins), for site_gain; a channel all of NaN is not known: gain 1.
 
         Raises:
             ValueError: another region, a wrong shape, or values that are not finite.
         """
         if self.region != "site_gain":
             raise ValueError(f"region {self.region} has no own profile: only site_gain has")
-        self._check(profile, "own profile")
+        unknown = profile.isnan().all(-1, keepdim=True)
+        self._check(torch.where(unknown, 0.0, profile), "own profile")
         self.own.copy_(profile)
         self.has_own.fill_(True)
         self._refresh()
@@ -292,3 +381,12 @@ class AmplitudeNormalization(torch.nn.Module):
             return moved if moved.dtype == tensor.dtype else tensor.to(moved.device)
 
         return super()._apply(keep_dtype, recurse)
+
+
+def _blank_kept(normalized: Tensor, images_BCHW: Tensor, instead: Tensor) -> Tensor:
+    """The normalized batch, with `instead` where a channel of an image has no contrast."""
+    contrast = has_contrast(images_BCHW)
+    # what nearly every batch is; a device or a trace cannot be asked cheaply
+    if contrast.device.type == "cpu" and not torch.compiler.is_compiling() and bool(contrast.all()):
+        return normalized
+    return torch.where(widened(contrast, normalized), normalized, instead.to(normalized))

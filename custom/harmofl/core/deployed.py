@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from harmofl.core.amplitude import AmplitudeNormalization
+from harmofl.core.contrast import contrast_of_planes
 from harmofl.core.radial import GAIN_LIMIT, PROFILE_FLOOR, bin_count, profile_weights, site_gain
 from harmofl.core.spectra import PHASE_FLOOR, STD_FLOOR
 
@@ -20,7 +21,8 @@ class DeployedNormalization(nn.Module):
     """The intensity step, then the amplitude step towards the frozen global amplitude.
 
     For `site_gain` the own profile is a given one, of a hospital or of a case, or else the mean over the images of a
-    case that are given beside those to normalize. No image of another case changes what comes out.
+    case that are given beside those to normalize. No image of another case changes what comes out. What has no
+    contrast is left out of that mean and stays as it is, as in training.
     """
 
     def __init__(self, trained: AmplitudeNormalization, own_profile: Tensor | None = None) -> None:
@@ -53,12 +55,19 @@ class DeployedNormalization(nn.Module):
 
     def forward(self, images_BCHW: Tensor, case_NCHW: Tensor | None = None) -> Tensor:
         """Normalize images (B, C, H, W) of the size of training, float32; `case_NCHW` are all of their case."""
+        images = images_BCHW.float()
+        if isinstance(self.step, nn.Identity) and not self.standardize:
+            return images
         if case_NCHW is not None:
-            return self.step(self._intensity(images_BCHW), self._intensity(case_NCHW))
-        return self.step(self._intensity(images_BCHW))
+            case = case_NCHW.float()
+            normalized = self.step(self._intensity(images), self._intensity(case), _planes_that_count(case))
+        else:
+            normalized = self.step(self._intensity(images))
+        blank = images * 0 if self.standardize else images
+        return torch.where(_planes_that_count(images), normalized, blank)
 
     def _intensity(self, images: Tensor) -> Tensor:
-        return _zscore(images.float()) if self.standardize else images.float()
+        return _zscore(images) if self.standardize else images
 
 
 class DeployedModel(nn.Module):
@@ -117,16 +126,20 @@ class _CaseGain(nn.Module):
         self.register_buffer("spread", site_gain(torch.eye(bins), torch.zeros(bins, bins), *size).log().flatten(1))
         self.fourier = _Fourier(*size)
 
-    def forward(self, images: Tensor, case: Tensor) -> Tensor:
+    def forward(self, images: Tensor, case: Tensor, counted: Tensor) -> Tensor:
         real, imaginary = self.fourier(images)
-        step = (self.target - self._profile(case)).clamp(-GAIN_LIMIT, GAIN_LIMIT)
+        step = (self.target - self._profile(case, counted)).clamp(-GAIN_LIMIT, GAIN_LIMIT)
         gain = (step @ self.spread).exp().unflatten(-1, real.shape[-2:])
         return self.fourier.inverse(real * gain, imaginary * gain)
 
-    def _profile(self, case: Tensor) -> Tensor:
+    def _profile(self, case: Tensor, counted: Tensor) -> Tensor:
+        """Mean over the images that have contrast; a channel in which none has keeps the target, a gain of 1."""
         real, imaginary = self.fourier(case)
         amplitude = (real.square() + imaginary.square()).sqrt()
-        return (amplitude.flatten(-2) @ self.weights).clamp_min(PROFILE_FLOOR).log().mean(0)
+        profile = (amplitude.flatten(-2) @ self.weights).clamp_min(PROFILE_FLOOR).log()
+        share = counted.squeeze(-1).float()
+        number = share.sum(0)
+        return torch.where(number > 0, (profile * share).sum(0) / number.clamp_min(1.0), self.target)
 
 
 class _Replacement(nn.Module):
@@ -200,6 +213,11 @@ class _Fourier(nn.Module):
         along = self.row_cos @ real - self.row_sin @ imaginary
         across = self.row_cos @ imaginary + self.row_sin @ real
         return along @ self.back_cos - across @ self.back_sin
+
+
+def _planes_that_count(images: Tensor) -> Tensor:
+    """Which channels of which images have contrast, (B, C, 1, 1) bool."""
+    return contrast_of_planes(images).unsqueeze(-1).unsqueeze(-1)
 
 
 def _angles(positions: int, frequencies: int, length: int) -> Tensor:

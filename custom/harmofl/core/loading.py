@@ -27,15 +27,32 @@ class _AsStored(Dataset[tuple[Tensor, Tensor]]):
         return stored
 
 
+class Numbered(Dataset[tuple[Tensor, Tensor, int]]):
+    """The items of a data set in the type that it keeps them in, each with its number."""
+
+    def __init__(self, dataset: "Dataset[tuple[Tensor, Tensor]]") -> None:
+        """Wrap a data set; nothing is read."""
+        self._dataset: Any = _AsStored(dataset) if hasattr(dataset, "stored") else dataset
+
+    def __len__(self) -> int:
+        """Return the number of items."""
+        return len(self._dataset)
+
+    def __getitem__(self, item: int) -> tuple[Tensor, Tensor, int]:
+        """Return image, target and number of an item."""
+        image, target = self._dataset[item]
+        return image, target, item
+
+
 def batches(
-    dataset: "Dataset[tuple[Tensor, Tensor]]",
+    dataset: "Dataset[Any]",
     batch_size: int,
     generator: torch.Generator | None,
     workers: int = 0,
     device: torch.device = CPU,
     *,
     group: ProcessGroup = ALONE,
-) -> Iterator[tuple[Tensor, Tensor]]:
+) -> Iterator[tuple[Tensor, ...]]:
     """Batches of a data set, shuffled by `generator` or, without one, in order; the last one may be smaller.
 
     Where a data set has a method `stored(item)`, which gives an item in the type that it keeps (uint8 stands for
@@ -52,12 +69,13 @@ def batches(
         group: the processes that share the batches.
 
     Returns:
-        Images (B, C, H, W) float32 and targets, int64 where they are integers, both on the device.
+        Images (B, C, H, W) float32 and targets, int64 where they are integers, and of a `Numbered` data set the numbers
+        of the items, int64, all on the device.
     """
     items: Any = dataset
     shuffled = generator is not None and len(items) > 0  # a shuffle of nothing raises
     order = RandomSampler(items, generator=generator) if shuffled else SequentialSampler(items)
-    loader: DataLoader[tuple[Tensor, Tensor]] = DataLoader(
+    loader: DataLoader[tuple[Tensor, ...]] = DataLoader(
         _AsStored(dataset) if hasattr(dataset, "stored") else dataset,
         batch_sampler=ShardSampler(BatchSampler(order, batch_size, drop_last=False), group),
         generator=generator,
@@ -68,9 +86,9 @@ def batches(
     return map(partial(_placed, device=device), loader)
 
 
-def _placed(batch: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    images, targets = (part.to(device, non_blocking=True) for part in batch)
-    return _float32(images), _labels(targets)
+def _placed(batch: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    images, *others = (part.to(device, non_blocking=True) for part in batch)
+    return (_float32(images), *map(_labels, others))
 
 
 def _float32(images: Tensor) -> Tensor:

@@ -70,7 +70,7 @@ def site_gain(target_profile: Tensor, own_profile: Tensor, height: int, width: i
 
     Args:
         target_profile: (C, bins) mean log profile of all sites.
-        own_profile: (C, bins) mean log profile of this site.
+        own_profile: (C, bins) mean log profile of this site; NaN where it is not known, which gives a gain of 1.
         height: rows of the images in pixels.
         width: columns of the images in pixels.
 
@@ -80,7 +80,7 @@ def site_gain(target_profile: Tensor, own_profile: Tensor, height: int, width: i
     position = _radial_position(height, width)
     with torch.no_grad():
         step = target_profile.detach().double().cpu() - own_profile.detach().double().cpu()
-        step = step.clamp(-GAIN_LIMIT, GAIN_LIMIT)
+        step = step.clamp(-GAIN_LIMIT, GAIN_LIMIT).nan_to_num_(0.0)
         padded = torch.cat([step[:, :1], step, step[:, -1:]], dim=1)
         smooth = (padded[:, :-2] + 2 * padded[:, 1:-1] + padded[:, 2:]) / 4
         lower = position.floor().long()

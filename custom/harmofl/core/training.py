@@ -15,7 +15,7 @@ from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.augmentation import flip_and_rotate
-from harmofl.core.loading import batches
+from harmofl.core.loading import Numbered, batches
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 
@@ -142,10 +142,10 @@ def fit_round(
     skipped: int | Tensor = 0
     images_seen = 0
     network.train()
-    for images, targets, count in _augmented_batches(dataset, settings, seed, device, group):
+    for images, targets, count, items in _augmented_batches(dataset, settings, seed, device, group):
         if should_stop():
             raise TrainingStoppedError("stopped between two batches")
-        normalization.observe(images, partial(group.gathered, count=count))
+        normalization.observe(images, partial(group.gathered, count=count), items)
         normalized = normalization(images).contiguous(memory_format=memory_format(settings.compile))
         closure = partial(batch_loss, normalized, group.gathered(targets, count), count)
         outcome = optimizer.step(closure, scaler, settings.clip_norm)
@@ -173,22 +173,23 @@ def _augmented_batches(
     seed: int,
     device: torch.device,
     group: ProcessGroup,
-) -> Iterator[tuple[Tensor, Tensor, int]]:
+) -> Iterator[tuple[Tensor, Tensor, int, Tensor]]:
     """This process's part of the shuffled batches of all epochs of a round, augmented on the device.
 
-    With each comes the number of images of the whole batch.
+    With each come the number of images of the whole batch, and of each image of the part its number in the data set.
     """
     order = torch.Generator().manual_seed(seed)
-    items: Any = dataset
+    numbered = Numbered(dataset)
     for _ in range(settings.epochs):
-        left = len(items)
-        for images, targets in batches(dataset, settings.batch_size, order, settings.workers, device, group=group):
+        left = len(numbered)
+        of_epoch = batches(numbered, settings.batch_size, order, settings.workers, device, group=group)
+        for images, targets, items in of_epoch:
             count = min(settings.batch_size, left)
             left -= count
             if settings.augmentation == "flip_rotate":
-                yield *flip_and_rotate(images, targets, order, count, group.rows(count)), count
+                yield *flip_and_rotate(images, targets, order, count, group.rows(count)), count, items
             else:
-                yield images, targets, count
+                yield images, targets, count, items
 
 
 @torch.no_grad()

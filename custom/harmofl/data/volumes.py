@@ -11,6 +11,7 @@ from harmofl.data.decoded import Decoded, DecodedCache
 from harmofl.data.findings import CaseError, Finding
 from harmofl.data.layout import Case
 from harmofl.data.pairs import ImagePair, read_pair
+from harmofl.data.voxels import contrast_findings
 
 PIPELINE_VERSION = 2  # raise it whenever the same files would give other voxels or findings
 
@@ -102,7 +103,8 @@ def fit_image(image: np.ndarray, settings: VolumeSettings, subject: str) -> tupl
         steps.append(ScaleIntensityRangePercentiles(lower=0, upper=upper, b_min=0, b_max=1, clip=True))
     steps.append(Resize((-1, settings.height, settings.width), mode="trilinear"))
     fitted = Compose(steps)(image[np.newaxis]).numpy()[0]
-    return fitted.astype(np.float32 if settings.upper_percentile is None else np.float16), findings
+    kept = fitted.astype(np.float32 if settings.upper_percentile is None else np.float16)
+    return kept, [*findings, *contrast_findings(kept, subject)]
 
 
 def _window_is_open(image: np.ndarray, upper: float) -> bool:

@@ -7,7 +7,8 @@ import numpy as np
 from harmofl.data.findings import Finding, refusal
 
 MOST_NOT_FINITE = 1e-3  # share of voxels that may be replaced
-LEAST_CONTRAST = 1e-5  # range of intensities relative to the largest
+LEAST_CONTRAST = 1e-5  # range of intensities relative to the largest; harmofl.core.contrast has the same for tensors
+SHOWN = 5  # numbers of slices in a message
 LABEL_TOLERANCE = 1e-3  # distance of a label from an integer
 MOST_LABELS = 20
 PADDED = 1e-3  # share of voxels of one value from which on it may be padding
@@ -96,10 +97,35 @@ def check_contrast(image: np.ndarray, subject: str) -> None:
     Raises:
         CaseError: if the range of intensities is below 1e-5 of the largest.
     """
-    low, high = float(image.min()), float(image.max())
-    if high - low <= LEAST_CONTRAST * max(abs(low), abs(high)):
-        message = f"the image is constant (intensities {low:.6g} to {high:.6g})"
+    if blank_slices(image[np.newaxis]):
+        message = f"the image is constant (intensities {float(image.min()):.6g} to {float(image.max()):.6g})"
         raise refusal("constant_image", subject, message, "export the image again")
+
+
+def blank_slices(image: np.ndarray) -> tuple[int, ...]:
+    """Return which slices of an image (S, ...) have no contrast: a range below 1e-5 of their largest intensity."""
+    flat = np.asarray(image.reshape(len(image), -1), np.float32)
+    low, high = flat.min(1).astype(np.float64), flat.max(1).astype(np.float64)
+    return tuple(np.flatnonzero(high - low <= LEAST_CONTRAST * np.maximum(np.abs(low), np.abs(high))).tolist())
+
+
+def contrast_findings(image: np.ndarray, subject: str) -> list[Finding]:
+    """Warn of slices without contrast, which no amplitude statistic takes in.
+
+    Args:
+        image: (S, H, W) as the network gets its slices.
+        subject: file name for findings.
+    """
+    blank = blank_slices(image)
+    if not blank:
+        return []
+    shown = ", ".join(str(at + 1) for at in blank[:SHOWN]) + (", ..." if len(blank) > SHOWN else "")
+    has, is_left = ("has", "is") if len(blank) == 1 else ("have", "are")
+    message = (
+        f"{len(blank)} of {len(image)} slices {has} no contrast (from the feet: {shown}) and {is_left} left out of the "
+        "amplitude"
+    )
+    return [Finding("warning", "blank_slices", subject, message, "leave out slices that show nothing")]
 
 
 def binary_mask(mask: np.ndarray, subject: str) -> tuple[np.ndarray, tuple[int, ...], list[Finding]]:

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 
 from harmofl.data.splits import SliceKey
 from harmofl.data.volumes import Volume
+from harmofl.data.voxels import blank_slices
 
 SliceChoice = Literal["all", "foreground", "published"]
 
@@ -80,6 +81,20 @@ def image_windows(image: np.ndarray, neighbors: int = 1) -> Tensor:
     depth = len(image)
     taken = np.stack([_neighborhood(index, depth, neighbors) for index in range(depth)])
     return torch.from_numpy(image).float()[torch.from_numpy(taken)]
+
+
+def background_where_blank(labels_SHW: Tensor, image: np.ndarray) -> Tensor:
+    """Set the labels of slices without contrast to 0, in place: a network answers from the neighbors of such a slice.
+
+    Args:
+        labels_SHW: of any size H, W.
+        image: (S, H, W) as the network got its slices.
+
+    Returns:
+        The labels.
+    """
+    labels_SHW[list(blank_slices(image))] = 0
+    return labels_SHW
 
 
 def chosen_slices(volume: Volume, slices: SliceChoice) -> list[int]:

@@ -53,7 +53,10 @@ class NoiseStatement(Record):
 
 
 class SiteResult(Record):
-    """One site: what it used, skipped and warned of, by code; how the models score there; what left it."""
+    """One site: what it used, skipped and warned of, by code; how the models score there; what left it.
+
+    `amplitude_patients` are those behind the amplitude that it sent; None where it sent none, or a run did not tell.
+    """
 
     cases_used: dict[str, int]
     cases_skipped: dict[str, int]
@@ -64,6 +67,7 @@ class SiteResult(Record):
     bytes_sent: dict[str, int]
     rounds_accepted: int
     amplitude_sent: bool
+    amplitude_patients: int | None = None
     amplitude_noise: NoiseStatement | None
 
 

@@ -24,6 +24,7 @@ class AmplitudeGathering:
 
     Attributes:
         sites: whose statistics are in it, in the order of arrival.
+        patients: by site, how many are behind its statistic.
         noise: by site, what was said about the noise on its statistic.
     """
 
@@ -37,6 +38,7 @@ class AmplitudeGathering:
         self._mean = StreamingMean({"amplitude": np.zeros(shape, np.float32)})
         self._images = 0
         self.sites: list[str] = []
+        self.patients: dict[str, int] = {}
         self.noise: dict[str, NoiseStatement] = {}
 
     def check(self, statistic: AmplitudeStatistic) -> None:
@@ -64,6 +66,8 @@ class AmplitudeGathering:
         self._mean.add({"amplitude": statistic.values}, statistic.images if self._by_images else 1)
         self._images += statistic.images
         self.sites.append(site)
+        if statistic.patients is not None:
+            self.patients[site] = statistic.patients
         if statistic.noise is not None:
             self.noise[site] = statistic.noise
 

@@ -10,6 +10,7 @@ SCORES = frozenset({"accuracy", "accuracy_by_slide", "auroc", "dice", "published
 REASONS = frozenset(
     {
         *("annotation_too_large", "annotation_without_image", "bad_affine", "color_mode", "constant_image"),
+        *("blank_image", "blank_slices"),
         *("damaged_file", "dicom", "duplicate_case", "duplicate_image", "duplicate_patch", "empty_file", "empty_mask"),
         *("excluded_patient", "first_page", "forms_disagree", "geometry_mismatch", "idle_hole"),
         *("image_leakage", "image_without_annotation", "image_without_mask", "implausible_spacing", "labels_merged"),

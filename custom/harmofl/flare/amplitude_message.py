@@ -1,5 +1,6 @@
 """A mean amplitude statistic as it travels, and what must be said beside one that a site sends."""
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,14 +21,17 @@ class MessageError(ValueError):
 class AmplitudeStatistic:
     """Mean amplitude statistic of some images, float32, and how many images it is the mean of.
 
-    A site's also says of how many patients at most, and what noise is on it. `clip` is set on its way to the site's
-    filter only: patients were clipped to this distance, the noise is still to come, the values are float64.
+    A site's also says how many patients stand behind it, and what noise is on it. `clip` and `relative_clip` are set on
+    its way to the site's filter only: patients were clipped to this distance, which is so many multiples of the public
+    scale, the noise is still to come, the values are float64. Then and behind noise `patients` is the number that the
+    noise is made for: all training patients.
     """
 
     values: np.ndarray
     images: int
     patients: int | None = None
     clip: float | None = None
+    relative_clip: float | None = None
     noise: NoiseStatement | None = None
 
 
@@ -38,7 +42,7 @@ def pack_amplitude(statistic: AmplitudeStatistic) -> DXO:
     if statistic.patients is not None:
         data["patients"] = statistic.patients
     if statistic.clip is not None:
-        data["clip"] = statistic.clip
+        data["clip"], data["relative_clip"] = statistic.clip, statistic.relative_clip
     if statistic.noise is not None:
         data["noise"] = statistic.noise.model_dump()
     return DXO(DataKind.APP_DEFINED, data=data)
@@ -53,7 +57,7 @@ def read_amplitude(dxo: DXO | None, *, of_site: bool) -> AmplitudeStatistic | No
     if dxo is None:
         return None
     try:
-        clip = dxo.data.get("clip")
+        clip, relative = dxo.data.get("clip"), dxo.data.get("relative_clip")
         values = np.asarray(dxo.data[AMPLITUDE], np.float32 if clip is None else np.float64)
         told = dxo.data["images"]
     except (AttributeError, KeyError, TypeError, ValueError):
@@ -62,12 +66,12 @@ def read_amplitude(dxo: DXO | None, *, of_site: bool) -> AmplitudeStatistic | No
     if not of_site:
         return AmplitudeStatistic(values, images)
     patients = count_of(dxo.data.get("patients"), "patients")
-    if clip is not None and not isinstance(clip, float):
+    if clip is not None and not (_is_distance(clip) and _is_distance(relative)):
         raise MessageError("the amplitude was clipped, and does not say at what distance")
     noise = _read_noise(dxo.data.get("noise"), patients)
     if patients > images and clip is None and noise is None:  # a clipped mean counts patients without readable images
         raise MessageError(f"the amplitude is the mean of {images} images and {patients} patients")
-    return AmplitudeStatistic(values, images, patients, clip, noise)
+    return AmplitudeStatistic(values, images, patients, clip, relative, noise)
 
 
 def count_of(number: Any, name: str) -> int:
@@ -79,6 +83,10 @@ def count_of(number: Any, name: str) -> int:
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
         raise MessageError(f"the amplitude is the mean of {number!r} {name}")
     return int(number)
+
+
+def _is_distance(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value) and value > 0
 
 
 def _read_noise(statement: Any, patients: int) -> NoiseStatement | None:

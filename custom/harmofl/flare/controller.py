@@ -221,6 +221,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             )
             return False
         run.amplitude, run.amplitude_sites = gathering.result(), sites
+        run.amplitude_patients = dict(gathering.patients)
         run.amplitude_noise = {site: said.model_dump() for site, said in gathering.noise.items()}
         PROGRESS.info(f"amplitude frozen: {run.amplitude.images} images of {', '.join(sites)}")
         for note in amplitude_notes(run):

@@ -112,7 +112,8 @@ class HarmoFLExecutor(Executor):
                 f"{numbers['seconds']:.0f} s",
             )
         elif task_name == AMPLITUDE_TASK and result.amplitude is not None:
-            PROGRESS.info(f"{name}: amplitude of {result.amplitude.images} images measured")
+            measured = result.amplitude
+            PROGRESS.info(f"{name}: amplitude of {measured.images} images of {measured.patients} patients measured")
 
     def _explain(self, error: Exception, task_name: str, fl_ctx: FLContext) -> Shareable:
         """Turn an exception into a reply that may leave the site, and log the whole of it here."""

@@ -97,10 +97,15 @@ class AmplitudeFilter(Filter):
         state = SiteState(_state_folder(fl_ctx), _run_id(fl_ctx))
         held = state.load_once(_SENT)
         if held is None:
-            assert statistic.patients is not None, "checked when it was read"
-            sigma = calibrate_sigma(noise.epsilon, noise.delta, 2 * noise.clip / statistic.patients)
+            assert statistic.patients is not None and statistic.clip is not None, "checked when it was read"
+            sigma = calibrate_sigma(noise.epsilon, noise.delta, 2 * statistic.clip / statistic.patients)
             said = NoiseStatement(
-                mechanism="analytic_gaussian", patients=statistic.patients, sigma=sigma, **noise.model_dump()
+                mechanism="analytic_gaussian",
+                epsilon=noise.epsilon,
+                delta=noise.delta,
+                clip=statistic.clip,
+                patients=statistic.patients,
+                sigma=sigma,
             )
             values = statistic.values + gaussian_noise(statistic.values.shape, sigma)
             if values.ndim > 2:  # an amplitude (C, rows, columns) is 0 or more, a log profile (C, bins) is not
@@ -144,8 +149,11 @@ def _problem(statistic: AmplitudeStatistic, needed: int, noise: NoiseSettings | 
         return "it claims noise that this site did not add"
     if noise is None:
         return None if statistic.clip is None else "it waits for noise that this site does not add"
-    if statistic.clip != noise.clip:
-        return f"its patients were not clipped at {noise.clip:g}, as amplitude_noise in local/privacy.json asks"
+    if statistic.clip is None or statistic.relative_clip != noise.relative_clip:
+        return (
+            f"its patients were not clipped at {noise.relative_clip:g} of the scale, as amplitude_noise in "
+            "local/privacy.json asks"
+        )
     return None
 
 

@@ -156,6 +156,7 @@ class InProcessFederation:
                 "sent none); a site sends none of fewer training patients than amplitude.minimum_cases",
             )
         run.amplitude, run.amplitude_sites = gathering.result(), sorted(gathering.sites)
+        run.amplitude_patients = dict(gathering.patients)
 
     def _final_task(self) -> ModelMessage:
         return ModelMessage(self.weights, self.run_state.amplitude, best_weights(self.run_state))

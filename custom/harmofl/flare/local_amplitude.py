@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
-from harmofl.core.amplitude import AmplitudeNormalization, Estimation
+from harmofl.core.amplitude import AmplitudeNormalization, Estimation, RunningAmplitude
+from harmofl.core.contrast import has_contrast
 from harmofl.core.gaussian_mechanism import ClippedMean, clipping_center
 from harmofl.experiment import Experiment
 from harmofl.flare.site import SiteConfig
@@ -16,6 +17,8 @@ from harmofl.flare.state import SiteState
 from harmofl.flare.wire import AmplitudeStatistic
 from harmofl.tasks import SiteData
 
+BLANK_IMAGE = "blank_image"  # code of the training images that were left out in a channel
+_KEPT = "amplitude"
 Images = Callable[["Dataset[Any]"], Iterator[Tensor]]
 
 
@@ -23,8 +26,10 @@ class LocalAmplitude:
     """Measures a site's training images.
 
     The site's own statistic is exact and stays here. What leaves is that statistic, where enough patients stand behind
-    it. A site that adds noise sends instead, whatever the estimation, the mean over all training patients of each one's
-    mean statistic, clipped: the noise for it is known, and the site's filter adds it.
+    it: those with an image that carries weight in it and has contrast, counted in the channel in which they are fewest.
+    A site that adds noise sends instead, whatever the estimation, the mean over all training patients of each one's
+    mean statistic, clipped: the noise for it is known, and the site's filter adds it. Where every patient is clipped,
+    the clipped mean says nothing of the site, and none is sent.
     """
 
     def __init__(
@@ -48,49 +53,71 @@ class LocalAmplitude:
 
     def of_first_round(self, normalization: AmplitudeNormalization) -> AmplitudeStatistic | None:
         """What leaves of the statistic that was gathered while training, None where there is none or of too few."""
-        local = normalization.local_statistic
-        if local is None:
+        if not normalization.local.began:
             return None
-        return self._sent(self._kept(local, normalization.local_images))
+        return self._sent(self._kept(normalization.local))
 
     def own_profile(self) -> Tensor:
         """This site's own mean profile; a site that joined late or lost its state computes it now."""
-        held = self._state.load_once("amplitude")
+        held = self._state.load_once(_KEPT)
         if held is None:
             return torch.as_tensor(self._exact().values)
         own: Tensor = held["own"]
         return own
 
+    @property
+    def blank_images(self) -> int:
+        """How many training images were left out of the statistic, in a channel at least, so far as it was measured."""
+        held = self._state.load_once(_KEPT)
+        return 0 if held is None else int(held.get("blank", 0))
+
     def _exact(self) -> AmplitudeStatistic:
         exact = build_normalization(self._experiment, self._channels, estimation="before_training")
+        start = 0
         for images in self._images(self._data.training):
-            exact.observe(images)
-        statistic = exact.local_statistic
-        assert statistic is not None, "a training split is never empty here"
-        return self._kept(statistic, exact.local_images)
+            exact.observe(images, items_B=torch.arange(start, start + len(images)))
+            start += len(images)
+        assert exact.local.began, "a training split is never empty here"
+        return self._kept(exact.local)
 
-    def _kept(self, own: Tensor, images: int) -> AmplitudeStatistic:
-        self._state.save_once("amplitude", {"own": own.cpu(), "images": images})
-        # a first batch may hold fewer images than there are patients
-        return AmplitudeStatistic(own.cpu().numpy(), images, patients=min(self._data.patient_count, images))
+    def _kept(self, local: RunningAmplitude) -> AmplitudeStatistic:
+        own, blank = local.mean.cpu(), local.blank
+        self._state.save_once(_KEPT, {"own": own, "images": local.images, "blank": blank})
+        if blank:
+            self._logger.warning(f"{blank} training images have no contrast in a channel, which is in no amplitude")
+        return AmplitudeStatistic(own.numpy(), local.images, patients=patients_behind(local, self._data))
 
     def _sent(self, measured: AmplitudeStatistic) -> AmplitudeStatistic | None:
         """The mean amplitude of few is close to an image: the stricter of the site's and the job's minimum holds."""
-        needed = max(self._experiment.amplitude.minimum_cases, self._site.minimum_cases)
-        images, patients, noise = measured.images, self._data.patient_count, self._site.amplitude_noise
-        if (patients if noise else min(patients, images)) < needed:
-            self._logger.warning(
-                f"amplitude not sent: {images} images of {patients} training patients, {needed} are needed; "
-                "this site trains with the global one"
-            )
-            return None
-        return self._clipped(noise.clip) if noise else measured
+        noise = self._site.amplitude_noise
+        if noise is None:
+            assert measured.patients is not None, "of a site"
+            return measured if self._are_enough(measured.patients, measured.images) else None
+        return self._clipped(noise.relative_clip) if self._are_enough(self._data.patient_count) else None
 
-    def _clipped(self, clip: float) -> AmplitudeStatistic:
-        """One pass over all training images, patient by patient."""
+    def _are_enough(self, patients: int, images: int | None = None) -> bool:
+        needed = max(self._experiment.amplitude.minimum_cases, self._site.minimum_cases)
+        if patients >= needed:
+            return True
+        counted = "" if images is None else f"{images} images of "
+        self._logger.warning(
+            f"amplitude not sent: {counted}{patients} training patients, {needed} are needed; "
+            "this site trains with the global one"
+        )
+        return False
+
+    def _clipped(self, relative_clip: float) -> AmplitudeStatistic | None:
+        """One pass over all training images, patient by patient; None where the mean would tell nothing or too much."""
         settings, size = self._experiment.amplitude, self._experiment.data
-        center = clipping_center(settings.region, self._channels, size.height, size.width, settings.low_fraction)
-        mean = ClippedMean(center, clip, self._data.patient_count)
+        center = clipping_center(
+            settings.region,
+            self._channels,
+            size.height,
+            size.width,
+            settings.low_fraction,
+            intensity=settings.intensity,
+        )
+        mean = ClippedMean(center, relative_clip, self._data.patient_count)
         normalization = build_normalization(self._experiment, self._channels)
         patients, order = self._data.training_patients, self._patient_by_patient()
         start = 0
@@ -100,8 +127,28 @@ class LocalAmplitude:
             unreadable = set(self._data.unreadable())  # another patient's image would stand in for it
             rows = [row for row, item in enumerate(items) if item not in unreadable]
             if rows:
-                mean.add(normalization.statistics(images[rows]), [patients[items[row]] for row in rows])
-        return AmplitudeStatistic(mean.result().numpy(), mean.images, self._data.patient_count, clip)
+                kept = images[rows]
+                mean.add(normalization.statistics(kept), [patients[items[row]] for row in rows], has_contrast(kept))
+        if not self._are_enough(mean.shown, mean.images) or self._all_clipped(mean, relative_clip):
+            return None
+        values, count = mean.result().numpy(), self._data.patient_count
+        return AmplitudeStatistic(values, mean.images, count, mean.distance, relative_clip)
+
+    def _all_clipped(self, mean: ClippedMean, relative_clip: float) -> bool:
+        """Say at the site how many patients were clipped; whether it was every one that shows anything."""
+        region, clipped, of = self._experiment.amplitude.region, mean.clipped, mean.moved
+        told = (
+            f"{clipped} of {of} patients were clipped at {relative_clip:g} of the scale of region {region} "
+            f"(distance {mean.distance:.4g})"
+        )
+        mend = "raise relative_clip in local/privacy.json, which raises the noise as much"
+        if clipped == of:
+            self._logger.warning(f"amplitude not sent: {told}, so that it would hold the noise alone; {mend}")
+        elif 2 * clipped > of:
+            self._logger.warning(f"amplitude: {told}; {mend}")
+        else:
+            self._logger.info(f"amplitude: {told}")
+        return clipped == of
 
     def _patient_by_patient(self) -> list[int]:
         """All training items, those of a patient in a row."""
@@ -109,6 +156,19 @@ class LocalAmplitude:
         for item, patient in enumerate(self._data.training_patients):
             places.setdefault(patient, []).append(item)
         return [item for items in places.values() for item in items]
+
+
+def patients_behind(local: RunningAmplitude, data: SiteData) -> int:
+    """How many patients stand behind a mean of training images, in the channel in which they are fewest.
+
+    An image that stands in for one that cannot be read is another patient's, and counts for nobody.
+    """
+    patients, unreadable = data.training_patients, set(data.unreadable())
+    behind = [
+        {patients[item] for item in row.nonzero().flatten().tolist() if item not in unreadable}
+        for row in local.behind()
+    ]
+    return min(map(len, behind), default=0)
 
 
 def build_normalization(

@@ -27,7 +27,7 @@ from harmofl.core.training import (
 )
 from harmofl.experiment import Experiment
 from harmofl.flare.devices import check_several, main_device, make_deterministic
-from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
+from harmofl.flare.local_amplitude import BLANK_IMAGE, LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
 from harmofl.flare.pooled_data import pooled
@@ -141,7 +141,8 @@ class Participant:
 
     def estimate_amplitude(self) -> UpdateMessage:
         """The mean of the training images' amplitude statistics, as far as it may leave (`before_training`)."""
-        return UpdateMessage(amplitude=self._amplitude.before_training(), numbers=self._counts())
+        measured = self._amplitude.before_training()
+        return UpdateMessage(amplitude=measured, numbers=self._counts())
 
     def train(self, round_number: int, received: ModelMessage, best_round: int | None = None) -> UpdateMessage:
         """Score the received model on validation data, train it for one round, answer with the difference.
@@ -291,8 +292,9 @@ class Participant:
             raise
 
     def _counts(self) -> dict[str, Any]:
-        data = self.data
-        return {"cases": data.cases, "skipped": data.skipped(), "warnings": data.warned, "demo": self._site.demo}
+        data, blank = self.data, self._amplitude.blank_images
+        warned = data.warned | ({BLANK_IMAGE: blank} if blank else {})
+        return {"cases": data.cases, "skipped": data.skipped(), "warnings": warned, "demo": self._site.demo}
 
     def _stop_if_asked(self) -> None:
         if self._should_stop():

@@ -187,6 +187,7 @@ def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_
         bytes_sent=run.bytes_sent.get(site, {"weights": 0, "amplitude": 0, "numbers": 0}),
         rounds_accepted=sum(site in record.sites_accepted for record in run.rounds),
         amplitude_sent=site in run.amplitude_sites,
+        amplitude_patients=run.amplitude_patients.get(site) if site in run.amplitude_sites else None,
         amplitude_noise=_noise(run).get(site),
     )
 

@@ -54,6 +54,7 @@ class ServerRun:
     start_round: int = 0
     amplitude: AmplitudeStatistic | None = None
     amplitude_sites: list[str] = field(default_factory=list)
+    amplitude_patients: dict[str, int] = field(default_factory=dict)
     amplitude_noise: dict[str, dict[str, Any]] = field(default_factory=dict)
     best_round: int | None = None
     best_score: float | None = None
@@ -179,6 +180,7 @@ class ServerRun:
             "rounds": [record.model_dump() for record in self.rounds],
             "bytes_sent": self.bytes_sent,
             "numbers": self.numbers,
+            "amplitude_patients": self.amplitude_patients,
             "amplitude_noise": self.amplitude_noise,
         }
 
@@ -202,6 +204,7 @@ class ServerRun:
         self.best_round, self.best_score = kept["best_round"], kept["best_score"]
         self.rounds = [RoundRecord.model_validate(record) for record in kept["rounds"]]
         self.bytes_sent, self.numbers = kept["bytes_sent"], kept["numbers"]
+        self.amplitude_patients = kept.get("amplitude_patients", {})
         self.amplitude_noise = kept.get("amplitude_noise", {})
         if checkpoint.server_moments:
             self.rule.moments = checkpoint.server_moments

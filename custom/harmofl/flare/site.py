@@ -20,6 +20,9 @@ DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
 DEVICE = re.compile(r"auto|cpu(, ?cpu)*|cuda|cuda:\d+(, ?cuda:\d+)*")
 MINIMUM_CASES = 5  # a mean amplitude of fewer patients does not leave a hospital that has not said otherwise
+# Multiples of the scale: of regions dc, low and full no image of intensities 0 to 1 lies farther than 1 from the
+# center, no z-scored one farther than 1.42.
+MOST_CLIP = 2.0
 
 
 class SiteError(RuntimeError):
@@ -35,9 +38,13 @@ Positive = Annotated[float, Field(gt=0)]
 
 
 class NoiseSettings(Section):
-    """A site's noise on its amplitude: distance to which a patient's part is clipped, epsilon and delta."""
+    """A site's noise on its amplitude: to what distance a patient's part is clipped, epsilon and delta.
 
-    clip: Positive
+    The distance is in multiples of a scale that a job's settings give, so that one number fits every
+    `amplitude.region`: see `harmofl.core.gaussian_mechanism.clipping_center`.
+    """
+
+    relative_clip: Annotated[float, Field(gt=0, le=MOST_CLIP)]
     epsilon: Positive
     delta: Annotated[float, Field(gt=0, lt=1)]
 
@@ -237,7 +244,14 @@ def noise_settings(scope: Mapping[str, Any]) -> NoiseSettings | None:
     if given is None:
         return None
     if not isinstance(given, Mapping):
-        raise SiteError("noise_settings", "local/privacy.json: amplitude_noise must hold clip, epsilon and delta")
+        message = "amplitude_noise must hold relative_clip, epsilon and delta"
+        raise SiteError("noise_settings", f"local/privacy.json: {message}")
+    if "clip" in given:
+        raise SiteError(
+            "noise_settings",
+            "local/privacy.json: amplitude_noise.clip was a distance in units that the job chooses, and is gone; "
+            "write relative_clip, in multiples of a public scale, in its place (0.8 is a good start)",
+        )
     for key in given:  # a misspelled key is better named than the one that it leaves missing
         if key not in NoiseSettings.model_fields:
             mend = nearest(key, NoiseSettings.model_fields)

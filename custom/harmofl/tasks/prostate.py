@@ -14,7 +14,7 @@ from harmofl.data.layout import find_cases, site_folder
 from harmofl.data.scanners import SCANNERS
 from harmofl.data.splits import Split, split_cases, split_slices_as_published
 from harmofl.data.volumes import Volume, VolumeCache, VolumeSettings, read_site
-from harmofl.data.windows import SliceChoice, SliceWindows, volume_windows
+from harmofl.data.windows import SliceChoice, SliceWindows, background_where_blank, volume_windows
 from harmofl.sections import Section
 from harmofl.tasks import (
     Evaluation,
@@ -130,7 +130,7 @@ class ProstateTask:
         """Foreground Dice of each case as a volume; beside it the slice-wise two-class Dice of the released code."""
         dice, published = [], []
         for case in split:
-            predicted = predicted_classes(predict(volume_windows(case.volume)))
+            predicted = _predicted(predict, case.volume)
             mask = torch.from_numpy(case.volume.mask)
             dice.append(case_dice(predicted[case.slices], mask[case.slices]))
             published.append(published_dice(predicted[case.published_slices], mask[case.published_slices]))
@@ -141,10 +141,7 @@ class ProstateTask:
     def illustrate(self, predict: Predict, split: list["ScoredVolume"], *, workers: int) -> Iterator[Illustration]:
         """Each case by its scored slice with the most prostate."""
         for case in split:
-            predicted, mask = (
-                predicted_classes(predict(volume_windows(case.volume))),
-                torch.from_numpy(case.volume.mask),
-            )
+            predicted, mask = _predicted(predict, case.volume), torch.from_numpy(case.volume.mask)
             score = case_dice(predicted[case.slices], mask[case.slices])
             shown = max(case.slices, key=lambda index: int(mask[index].sum()))  # noqa: B023
             yield Illustration(
@@ -204,6 +201,11 @@ class ScoredVolume:
         self.slices = list(range(depth)) if slices is None else slices
         # the released code never scores the outermost slices; a slice-wise split holds none of them
         self.published_slices = [index for index in self.slices if 0 < index < depth - 1]
+
+
+def _predicted(predict: Predict, volume: Volume) -> Tensor:
+    """Labels of all slices of a volume, (S, H, W)."""
+    return background_where_blank(predicted_classes(predict(volume_windows(volume))), volume.image)
 
 
 def volume_settings(experiment: "Experiment") -> VolumeSettings:

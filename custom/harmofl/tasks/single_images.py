@@ -20,7 +20,7 @@ from harmofl.data.patches import LABELS
 from harmofl.data.rasters import read_rgb
 from harmofl.data.tiles import NucleiTiles, image_tensor, whole_image_logits
 from harmofl.data.unlabeled import FittedScan, labels_on_grid, read_fitted_scan, write_labels, wrote_labels
-from harmofl.data.windows import image_windows
+from harmofl.data.windows import background_where_blank, image_windows
 from harmofl.tasks import Predict, reader_settings
 from harmofl.tasks.nuclei import CLASSES, NucleiReader
 from harmofl.tasks.prostate import volume_settings
@@ -134,7 +134,8 @@ def tissue_image(picture: np.ndarray, experiment: "Experiment") -> SingleImage:
 def scan_labels(scan: FittedScan, predict: Predict) -> Tensor:
     """Labels of a volume on its own grid, (S, rows, columns) uint8."""
     _, rows, columns = scan.shape
-    return labels_on_grid(predict(image_windows(scan.image)).softmax(1), rows, columns)
+    labels = labels_on_grid(predict(image_windows(scan.image)).softmax(1), rows, columns)
+    return background_where_blank(labels, scan.image)
 
 
 class _Scans:

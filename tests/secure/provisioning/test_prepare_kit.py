@@ -79,10 +79,10 @@ class TestPrepareKit:
 
     def test_noise_is_written_and_checked(self, kit: Callable[[str], Path], images: Path) -> None:
         site = kit("HK")
-        KIT_SCRIPT.prepare_kit(site, data_root=images, noise=KIT_SCRIPT.Noise(3.0, 2.0, 1e-6))
+        KIT_SCRIPT.prepare_kit(site, data_root=images, noise=KIT_SCRIPT.Noise(0.7, 2.0, 1e-6))
         properties = read(site / "local" / "privacy.json")["scopes"][0]["properties"]
-        assert properties["amplitude_noise"] == {"clip": 3.0, "epsilon": 2.0, "delta": 1e-6}
-        for wrong in [(0.0, 1.0, 1e-5), (5.0, 0.0, 1e-5), (5.0, 1.0, 0.0), (5.0, 1.0, 1.0)]:
+        assert properties["amplitude_noise"] == {"relative_clip": 0.7, "epsilon": 2.0, "delta": 1e-6}
+        for wrong in [(0.0, 1.0, 1e-5), (5.0, 1.0, 1e-5), (0.8, 0.0, 1e-5), (0.8, 1.0, 0.0), (0.8, 1.0, 1.0)]:
             with pytest.raises(KIT_SCRIPT.KitError, match="noise needs"):
                 KIT_SCRIPT.prepare_kit(site, data_root=images, noise=KIT_SCRIPT.Noise(*wrong), force=True)
 

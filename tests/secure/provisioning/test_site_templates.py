@@ -35,7 +35,7 @@ class TestTemplatesInFlare:
         plain = read(PROVISIONING / "site" / "privacy.json")
         noisy = read(PROVISIONING / "site" / "privacy_with_noise.json")
         noise = noisy["scopes"][0]["properties"].pop("amplitude_noise")
-        assert noise == {"clip": 5.0, "epsilon": 1.0, "delta": 1e-5}
+        assert noise == {"relative_clip": 0.8, "epsilon": 1.0, "delta": 1e-5}
         assert noisy == plain
 
     @pytest.mark.parametrize("variant", ["byoc", "preinstalled"])

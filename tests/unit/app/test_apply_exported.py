@@ -97,7 +97,9 @@ def test_odd_patches_are_read_as_predict_reads_them(
 
 
 def odd_volumes(source: Path, folder: Path) -> None:
-    """Volumes as hospitals have them: few and many voxels that are no numbers, other axes, one that is all the same."""
+    """Volumes as hospitals have them: few and many voxels that are no numbers, other axes, one that is all the same,
+    one with slices that show nothing.
+    """
     folder.mkdir()
     image = nibabel.load(source)
     data, affine = image.get_fdata(dtype=np.float32), image.affine
@@ -116,6 +118,9 @@ def odd_volumes(source: Path, folder: Path) -> None:
     write("otherwise.nii.gz", data.transpose(1, 0, 2), affine[:, [1, 0, 2, 3]])
     write("two.nii.gz", np.stack([data, data], -1))
     write("thin.nii.gz", data[..., :2])
+    blank = data.copy()
+    blank[..., 0], blank[..., 3] = data.min(), data.max() / 2  # the file begins at the head
+    write("blank.nii.gz", blank)
     stored = nibabel.Nifti1Image((data / data.max() * 4000).astype(np.int16), affine)
     stored.header.set_slope_inter(0.25, -3)
     nibabel.save(stored, folder / "scaled.nii.gz")
@@ -138,6 +143,11 @@ def test_odd_volumes_are_read_as_predict_reads_them(
     refused = ["constant.nii.gz", "crc.nii.gz", "many_nan.nii.gz", "sagittal.nii.gz", "two.nii.gz"]
     assert [line.split(": ")[1] for line in told if line.startswith("error: ")] == refused
     found = contents(tmp_path / "alone")
+    assert "warning: blank.nii.gz: 2 of 6 slices have no contrast (from the feet: 3, 6) and are left out" in "\n".join(
+        told
+    )
+    drawn = found["blank_segmentation.nii.gz"].any((0, 1))
+    assert drawn.any() and not drawn[[0, 3]].any(), "a slice that shows nothing holds nothing"
     assert found["some_nan_segmentation.nii.gz"].any()
     assert_alike(found, contents(tmp_path / "predicted"))
 

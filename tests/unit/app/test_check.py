@@ -4,6 +4,8 @@ import json
 import shutil
 from pathlib import Path
 
+import nibabel
+import numpy as np
 import pytest
 
 from harmofl.app import costs
@@ -79,6 +81,22 @@ def test_an_unusable_case_is_an_error_with_its_mend(
     place = next(index for index, line in enumerate(lines) if line.startswith("site HK"))
     assert lines[place + 1].startswith("error: Case01.nii.gz: the image has no mask; add Case01_segmentation.nii.gz")
     assert lines[-1].startswith("errors were found")
+
+
+def test_slices_without_contrast_are_named_with_their_volume(
+    own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = own_root / "HK/Case01.nii.gz"
+    image = nibabel.load(path)
+    voxels = np.asarray(image.dataobj).copy()
+    voxels[:, :, -1] = 0
+    nibabel.save(nibabel.Nifti1Image(voxels, image.affine, image.header), path)
+    assert run(own_root, job) == 0
+    lines = capsys.readouterr().out.splitlines()
+    [line] = [line for line in lines if "no contrast" in line]
+    depth = voxels.shape[2]
+    assert line.startswith(f"warning: Case01.nii.gz: 1 of {depth} slices has no contrast (from the feet: ")
+    assert line.endswith(") and is left out of the amplitude; leave out slices that show nothing")
 
 
 def test_a_missing_site_is_an_error(own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -126,10 +126,15 @@ def test_no_privacy_file_is_a_warning(site: Path) -> None:
         ({"workers": True}, "error", "workers is true"),
         ({"compile": "yes"}, "error", 'compile is "yes"; compile in local/privacy.json must be true or false'),
         ({"minimum_case": 9}, "warning", "did you mean 'minimum_cases'?"),
-        ({"amplitude_noise": {"clip": 5.0, "epsilon": 1.0}}, "error", "amplitude_noise.delta"),
-        ({"amplitude_noise": {"clip": 5.0, "epsilon": 1.0, "delta": 1.0}}, "error", "amplitude_noise.delta"),
-        ({"amplitude_noise": {"clip": 0.0, "epsilon": 1.0, "delta": 1e-5}}, "error", "amplitude_noise.clip"),
-        ({"amplitude_noise": {"clip": 5.0, "epsilom": 1.0, "delta": 1e-5}}, "error", "did you mean 'epsilon'?"),
+        ({"amplitude_noise": {"relative_clip": 0.8, "epsilon": 1.0}}, "error", "amplitude_noise.delta"),
+        ({"amplitude_noise": {"relative_clip": 0.8, "epsilon": 1.0, "delta": 1.0}}, "error", "amplitude_noise.delta"),
+        ({"amplitude_noise": {"relative_clip": 0.0, "epsilon": 1.0, "delta": 1e-5}}, "error", "noise.relative_clip"),
+        ({"amplitude_noise": {"clip": 5.0, "epsilon": 1.0, "delta": 1e-5}}, "error", "write relative_clip"),
+        (
+            {"amplitude_noise": {"relative_clip": 0.8, "epsilom": 1.0, "delta": 1e-5}},
+            "error",
+            "did you mean 'epsilon'?",
+        ),
         ({"amplitude_noise": 3}, "error", "clip, epsilon and delta"),
     ],
 )
@@ -164,7 +169,7 @@ def test_a_filter_may_be_the_sites_own(site: Path) -> None:
 
 
 def test_noise_without_the_filter_that_adds_it_is_an_error(site: Path) -> None:
-    path = set_privacy(site, amplitude_noise={"clip": 5.0, "epsilon": 1.0, "delta": 1e-5})
+    path = set_privacy(site, amplitude_noise={"relative_clip": 0.8, "epsilon": 1.0, "delta": 1e-5})
     policy_file = json.loads(path.read_text())
     policy_file["scopes"][0]["task_result_filters"] = []
     write(site, "privacy.json", policy_file)

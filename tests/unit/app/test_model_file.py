@@ -31,6 +31,16 @@ def test_a_profile_is_the_mean_over_all_inputs(prostate_model: ModelOfTask) -> N
     assert torch.allclose(model.profile(windows.split(3)), expected.float(), atol=1e-6)
 
 
+def test_a_profile_leaves_out_what_has_no_contrast(prostate_model: ModelOfTask) -> None:
+    model = load_model(prostate_model.path, device="cpu")
+    windows = torch.stack([prostate_model.data.training[item][0] for item in range(7)])
+    each = build_normalization(model.experiment, 3).statistics(windows).double()
+    windows[0], windows[5, 2] = 0.0, 0.5
+    # channel 2 keeps windows 1 to 4 and 6, the others 1 to 6
+    kept = [each[1:, 0].mean(0), each[1:, 1].mean(0), each[[1, 2, 3, 4, 6], 2].mean(0)]
+    assert torch.allclose(model.profile(windows.split(3)), torch.stack(kept).float(), atol=1e-6)
+
+
 def test_predictions_are_those_of_the_training_loop(prostate_model: ModelOfTask) -> None:
     """With a hospital's own profile, as a site of the federation scores the model in every round."""
     model = load_model(prostate_model.path, device="cpu")

@@ -31,6 +31,12 @@ def images_of(seed: int, batch: int = 4, scale: float = 100.0) -> torch.Tensor:
     return scale * torch.rand((batch, 2, HEIGHT, WIDTH), generator=torch.Generator().manual_seed(seed))
 
 
+def striped(level: float, batch: int = 1) -> torch.Tensor:
+    """Images of contrast whose mean is exactly a level: columns half above and half below it, in turn."""
+    stripes = 0.5 - torch.arange(WIDTH) % 2
+    return (level + stripes).expand(batch, 2, HEIGHT, WIDTH).clone()
+
+
 def frozen_layer(region: str, intensity: str = "none") -> AmplitudeNormalization:
     layer = layer_for(region, "before_training", intensity)
     statistics = layer.statistics(images_of(99, scale=150.0))
@@ -113,20 +119,20 @@ def test_c3_1_the_region_is_explicit():
 def test_c3_2_the_momentum_is_a_fraction_not_cut_to_0():
     layer = layer_for("dc", "running_mean", momentum=0.1)
     for level in (1.0, 2.0):
-        layer.observe(torch.full((1, 2, HEIGHT, WIDTH), level))
+        layer.observe(striped(level))
     # A_1 = 0.1, A_2 = 0.9 * 0.1 + 0.1 * 2 = 0.29 a pixel; divided by 1 - 0.81 = 0.19.
     expected = torch.full((2, 1, 1), HEIGHT * WIDTH * 0.29 / 0.19)
     torch.testing.assert_close(layer.local_statistic, expected, rtol=1e-6, atol=0)
 
 
 def test_c3_3_a_statistic_that_sums_to_0_counts_as_one():
-    black, bright = torch.zeros(2, 2, HEIGHT, WIDTH), torch.full((2, 2, HEIGHT, WIDTH), 8.0)
+    around_zero, bright = striped(0.0, 2), striped(8.0, 2)
     layer = layer_for("dc", "first_batch")
     assert layer.local_statistic is None
-    layer.observe(black)
+    layer.observe(around_zero)
     layer.observe(bright)
     assert torch.equal(layer.local_statistic, torch.zeros(2, 1, 1))
-    assert layer(bright).abs().max() < 1e-5
+    assert (layer(bright) - around_zero).abs().max() < 1e-5
     layer.freeze(torch.zeros(2, 1, 1), 2)
     assert saved_and_loaded(layer.state_dict())["frozen"]
 
@@ -231,8 +237,11 @@ def test_own_profiles_are_checked_too():
     layer = layer_for("site_gain")
     with pytest.raises(ValueError, match="own profile has shape"):
         layer.set_own(torch.zeros(2, 10))
-    with pytest.raises(ValueError, match="own profile has values"):
-        layer.set_own(torch.full((2, 11), torch.nan))
+    for value in (torch.nan, torch.inf):  # a channel is known as a whole or not at all
+        partly = torch.zeros(2, 11)
+        partly[1, 3] = value
+        with pytest.raises(ValueError, match="own profile has values"):
+            layer.set_own(partly)
     with pytest.raises(ValueError, match="takes no global amplitude"):
         layer_for("off").freeze(torch.zeros(0), 3)
 

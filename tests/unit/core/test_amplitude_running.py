@@ -55,3 +55,29 @@ def test_exact_mean_of_many_images_does_not_drift():
 def test_momentum_out_of_range_is_refused(momentum):
     with pytest.raises(ValueError, match="momentum"):
         RunningAmplitude("running_mean", momentum)
+
+
+@pytest.mark.parametrize(("momentum", "batches"), [(0.1, 22), (0.5, 4), (0.9, 1), (1.0, 1)])
+def test_a_running_mean_stands_on_what_weighs_a_tenth_of_the_heaviest(momentum, batches):
+    # 0.9^21 = 0.109 and 0.9^22 = 0.098; 0.5^3 = 0.125 and 0.5^4 = 0.06
+    running = RunningAmplitude("running_mean", momentum)
+    for batch in range(40):
+        items = torch.arange(2 * batch, 2 * batch + 2)
+        running.update(torch.ones(2, 3, 1), None, items)
+    behind = running.behind()
+    assert behind.shape == (3, 80)
+    assert behind[0].nonzero().flatten().tolist() == list(range(80 - 2 * batches, 80))
+
+
+@pytest.mark.parametrize("estimation", ["first_batch", "running_mean", "before_training"])
+def test_a_batch_that_shows_nothing_in_a_channel_is_no_batch_of_it(estimation):
+    running = RunningAmplitude(estimation, 0.5)
+    running.update(torch.tensor([[[9.0], [2.0]]]), torch.tensor([[False, True]]), torch.tensor([0]))
+    assert running.mean[0].isnan().all() and running.mean[1].item() == 2.0 and not running.settled
+    running.update(torch.tensor([[[4.0], [8.0]]]), torch.tensor([[True, True]]), torch.tensor([1]))
+    # channel 0 saw one batch; channel 1 two: the first, (0.25 * 2 + 0.5 * 8) / 0.75, and (2 + 8) / 2
+    second = {"first_batch": 2.0, "running_mean": 6.0, "before_training": 5.0}[estimation]
+    assert running.mean.flatten().tolist() == pytest.approx([4.0, second])
+    assert running.settled == (estimation == "first_batch")
+    assert running.behind().tolist() == [[False, True], [True, estimation != "first_batch"]]
+    assert (running.images, running.blank) == (2, 1)

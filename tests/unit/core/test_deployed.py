@@ -67,11 +67,33 @@ def test_the_profile_of_all_sites_together_filters_nothing() -> None:
     assert torch.allclose(shipped(batch), trained(batch), atol=2e-5)
 
 
-@pytest.mark.parametrize("region", ["low", "full"])
-def test_a_constant_image_has_no_phase_anywhere(region: str) -> None:
-    """All its coefficients but the mean are 0, and so become the target: the released rule for an angle of 0."""
-    trained, flat = normalization("window", region), torch.full((1, 3, 64, 64), 0.3)
-    assert torch.allclose(DeployedNormalization(trained)(flat), trained(flat), atol=2e-5)
+@pytest.mark.parametrize(("intensity", "region"), STEPS)
+def test_what_has_no_contrast_stays_as_in_training(intensity: str, region: str) -> None:
+    trained, batch = normalization(intensity, region), images(3, (64, 64))
+    batch[0], batch[1, 2] = 0.3, 0.0
+    expected = batch if intensity == "window" else torch.zeros_like(batch)
+    shipped = DeployedNormalization(trained, trained.own if region == "site_gain" else None)
+    for layer in (trained, shipped):
+        assert torch.equal(layer(batch)[0], expected[0]) and torch.equal(layer(batch)[1, 2], expected[1, 2])
+    assert torch.allclose(shipped(batch), trained(batch), atol=2e-5)
+
+
+def test_what_has_no_contrast_is_not_in_the_profile_of_a_case() -> None:
+    trained, case = normalization("zscore", "site_gain"), images(5, (64, 64), seed=3)
+    shipped, clean = DeployedNormalization(trained), case.clone()
+    case[0], case[3, 1] = 1.0, 0.25
+    profile = trained.statistics(clean)
+    # channel 1 keeps images 1, 2 and 4, the others 1 to 4
+    own = torch.stack([profile[1:, 0].mean(0), profile[[1, 2, 4], 1].mean(0), profile[1:, 2].mean(0)])
+    trained.set_own(own)
+    assert torch.allclose(shipped(case[1:3], case), trained(case[1:3]), atol=2e-5)
+    case[:, 2] = 0.5  # no image shows channel 2: its gain is 1
+    own[2] = torch.nan
+    trained.set_own(own)
+    fresh = images(2, (64, 64), seed=4)
+    assert torch.allclose(shipped(fresh, case), trained(fresh), atol=2e-5)
+    standard = DeployedNormalization(normalization("zscore", "off"))(fresh)
+    assert torch.allclose(trained(fresh)[:, 2], standard[:, 2], atol=2e-5)
 
 
 @given(st.integers(0, 2**16), st.sampled_from(STEPS))

@@ -10,14 +10,16 @@ from hypothesis import strategies as st
 from scipy.integrate import quad
 from scipy.stats import kstest
 
+from harmofl.core.contrast import has_contrast
 from harmofl.core.gaussian_mechanism import (
     ClippedMean,
+    ClippingCenter,
     calibrate_sigma,
     clipping_center,
     gaussian_delta,
     gaussian_noise,
 )
-from harmofl.core.spectra import amplitude_spectrum, zscore
+from harmofl.core.spectra import amplitude_spectrum, statistic_shape, zscore
 
 EPSILONS = [1e-3, 0.1, 0.5, 0.99, 1.0, 3.0, 10.0]
 DELTAS = [1e-8, 1e-5, 1e-2, 0.3]
@@ -73,7 +75,7 @@ def test_what_has_no_meaning_is_refused(bad):
 
 @pytest.mark.parametrize("bad", [(1.0, 1e-5, 1e308), (1e-9, 1e-5, 1e305), (1.0, 1e-5, math.inf)])
 def test_infinite_noise_is_refused(bad):
-    with pytest.raises(ValueError, match=r"^the noise would be infinite: lower clip") as caught:
+    with pytest.raises(ValueError, match=r"^the noise would be infinite: lower relative_clip") as caught:
         calibrate_sigma(*bad)
     assert "\n" not in str(caught.value)
 
@@ -107,7 +109,7 @@ def test_the_center_of_a_profile_is_a_1_over_f_image_of_power_1(height, width):
         inside = (position == place) & (radius > 0)
         if inside.any():
             expected[place] = math.log(amplitude[inside].mean())
-    center = clipping_center("site_gain", 3, height, width, 0.1).numpy()
+    center = clipping_center("site_gain", 3, height, width, 0.1, intensity="zscore").values.numpy()
     # few coefficients show what DC would add to the power, which is left out
     assert center.shape == (3, 2 * octaves - 1) and (center == center[:1]).all()
     assert [center[0, place] for place in expected] == pytest.approx(list(expected.values()), abs=1e-4)
@@ -121,15 +123,58 @@ def test_z_scored_pink_noise_lies_near_the_center():
     spectra = np.fft.rfft2(rng.standard_normal((200, 1, 64, 64))) / radius
     images = zscore(torch.from_numpy(np.fft.irfft2(spectra, s=(64, 64))))
     profile = amplitude_spectrum(images, "site_gain", 0.1).mean(0)
-    center = clipping_center("site_gain", 1, 64, 64, 0.1) + math.log(math.sqrt(math.pi) / 2)
+    center = clipping_center("site_gain", 1, 64, 64, 0.1, intensity="zscore").values + math.log(math.sqrt(math.pi) / 2)
     assert (profile - center).abs().max() < 0.25
 
 
-@pytest.mark.parametrize("region", ["dc", "low", "full"])
-def test_amplitudes_are_clipped_around_0(region):
-    center = clipping_center(region, 3, 16, 16, 0.25)
-    assert center.shape == amplitude_spectrum(torch.ones(1, 3, 16, 16), region, 0.25).shape[1:]
-    assert not center.any()
+def image_of_the_center(height: int, width: int, mean: float, deviation: float) -> np.ndarray:
+    """An image with the amplitude that the center describes, its phase that of any other image."""
+    spectrum = np.fft.fft2(np.random.default_rng(0).random((height, width)))
+    radius = np.hypot(np.fft.fftfreq(height)[:, None], np.fft.fftfreq(width)[None])
+    with np.errstate(divide="ignore"):
+        amplitude = np.where(radius > 0, 1 / radius, 0.0)
+    image = np.fft.ifft2(amplitude * np.exp(1j * np.angle(spectrum))).real
+    return mean + deviation * (image - image.mean()) / image.std()
+
+
+@pytest.mark.parametrize(
+    ("intensity", "mean", "deviation"), [("zscore", 0, 1), ("window", 0.5, 12**-0.5), ("none", 0.5, 12**-0.5)]
+)
+@pytest.mark.parametrize("size", [(64, 64), (65, 78), (96, 80)])
+@pytest.mark.parametrize("region", ["dc", "low", "full", "site_gain"])
+def test_the_center_is_the_amplitude_of_an_image_and_the_scale_its_norm(region, size, intensity, mean, deviation):
+    """By the image itself: both follow from its spectrum, taken by the code that measures real images."""
+    image = torch.from_numpy(image_of_the_center(*size, mean, deviation)).expand(1, 3, -1, -1)
+    center = clipping_center(region, 3, *size, 0.1, intensity=intensity)
+    own = amplitude_spectrum(image, region, 0.1)[0].double()
+    assert center.values.shape == own.shape == statistic_shape(region, 3, *size, 0.1)
+    # a center has mean power 1 over the H W - 1 coefficients beside DC, the image has deviation 1: 1 / 8192 apart
+    close = {"rtol": 2e-4, "atol": 2e-4 if region == "site_gain" else 0.5}
+    torch.testing.assert_close(center.values, own, **close)
+    # Parseval: the squares of all 3 H W coefficients sum to 3 H W times the sum of the squared intensities
+    norm = float((torch.fft.fft2(image).abs() ** 2).sum().sqrt())
+    assert center.scale == pytest.approx(norm if region != "site_gain" else own.numel() ** 0.5, rel=1e-6)
+
+
+@given(seed=st.integers(0, 2**32 - 1), kind=st.sampled_from(["even", "binary", "smooth", "bright", "dark"]))
+@settings(max_examples=40, deadline=None)
+def test_no_image_lies_farther_from_the_center_than_a_site_may_set(seed, kind):
+    """relative_clip ends at 2: intensities 0 to 1 lie within 1 of the scale, z-scored ones within sqrt 2."""
+    rng = np.random.default_rng(seed)
+    image = rng.random((1, 3, 64, 64))
+    image = {
+        "even": image,
+        "binary": np.round(image),
+        "smooth": np.cumsum(image, 3) / 64,
+        "bright": image**0.01,
+        "dark": image**100,
+    }[kind]
+    for region in ("dc", "low", "full"):
+        for intensity, most in (("window", 1.0), ("zscore", math.sqrt(2))):
+            images = zscore(torch.from_numpy(image)) if intensity == "zscore" else torch.from_numpy(image)
+            center = clipping_center(region, 3, 64, 64, 0.2, intensity=intensity)
+            distance = torch.linalg.vector_norm(amplitude_spectrum(images, region, 0.2)[0].double() - center.values)
+            assert float(distance) <= most * center.scale * (1 + 1e-6)
 
 
 def oracle(patients: list[np.ndarray], center: np.ndarray, clip: float) -> np.ndarray:
@@ -142,8 +187,12 @@ def oracle(patients: list[np.ndarray], center: np.ndarray, clip: float) -> np.nd
     return np.mean(moved, axis=0)
 
 
+SCALE = 2.5
+
+
 def clipped_mean(patients: list[np.ndarray], center: np.ndarray, clip: float, batch: int) -> np.ndarray:
-    mean = ClippedMean(torch.from_numpy(center), clip, len(patients))
+    """At a distance `clip`, whatever the scale."""
+    mean = ClippedMean(ClippingCenter(torch.from_numpy(center), SCALE), clip / SCALE, len(patients))
     images = torch.from_numpy(np.concatenate(patients))
     names = [f"patient{number}" for number, held in enumerate(patients) for _ in held]
     for start in range(0, len(images), batch):
@@ -183,13 +232,60 @@ def test_the_bound_is_reached_by_opposite_patients():
 
 
 def test_a_patient_without_a_readable_image_counts_as_the_center():
-    mean = ClippedMean(torch.tensor([10.0]), 100.0, patients=2)
+    mean = ClippedMean(ClippingCenter(torch.tensor([10.0]), 1.0), 100.0, patients=2)
     mean.add(torch.tensor([[4.0], [6.0]]), ["A", "A"])
     assert mean.result().tolist() == [7.5]  # (5 + 10) / 2
+    assert (mean.moved, mean.shown, mean.clipped) == (1, 1, 0)
+
+
+def test_a_channel_without_contrast_counts_as_the_center_and_clipped_patients_are_counted():
+    center = ClippingCenter(torch.tensor([[10.0], [20.0]]), 2.0)
+    mean = ClippedMean(center, 1.5, patients=4)  # at a distance of 3
+    statistics = torch.tensor([[[12.0], [99.0]], [[14.0], [21.0]], [[77.0], [77.0]], [[15.0], [24.0]]])
+    contrast = torch.tensor([[True, False], [True, True], [False, False], [False, True]])
+    mean.add(statistics, ["A", "A", "B", "C"], contrast)
+    # A: (12 + 14) / 2 = 13 and 21, moves 3 and 1, norm sqrt 10, clipped to 3; B shows nothing, D has no image; C: 4 in
+    # channel 1, clipped to 3
+    shrunk = 3 / math.sqrt(10)
+    assert mean.result().flatten().tolist() == pytest.approx([10 + 3 * shrunk / 4, 20 + (shrunk + 3) / 4])
+    assert (mean.clipped, mean.moved, mean.shown, mean.images) == (2, 2, 1, 3)
+
+
+@given(
+    seed=st.integers(0, 2**32 - 1),
+    region=st.sampled_from(["dc", "low", "full", "site_gain"]),
+    relative_clip=st.sampled_from([1e-3, 0.3, 0.8, 2.0]),
+)
+@settings(max_examples=30, deadline=None)
+def test_neighboring_data_sets_differ_by_no_more_than_the_sensitivity_in_every_region(seed, region, relative_clip):
+    """Brute force: every patient in turn is replaced by others, blank, black and far ones among them, of any number."""
+    rng = np.random.default_rng(seed)
+    center = clipping_center(region, 2, 16, 16, 0.2)
+    sizes = rng.integers(1, 4, 3).tolist()
+    cohort_images = [torch.from_numpy(rng.random((size, 2, 16, 16)) * rng.choice([0.1, 1.0, 30.0])) for size in sizes]
+
+    def released(patients: list[torch.Tensor]) -> torch.Tensor:
+        mean = ClippedMean(center, relative_clip, len(patients))
+        for name, images in enumerate(patients):
+            mean.add(amplitude_spectrum(images, region, 0.2), [name] * len(images), has_contrast(images))
+        return mean.result()
+
+    before = released(cohort_images)
+    others = [
+        torch.zeros(1, 2, 16, 16),
+        torch.full((2, 2, 16, 16), 0.5),
+        torch.cat([torch.zeros(1, 1, 16, 16), torch.rand(1, 1, 16, 16) * 1e4], 1),
+        torch.eye(16).expand(3, 2, -1, -1) * 1e5,
+    ]
+    for place in range(3):
+        for other in others:
+            after = released([*cohort_images[:place], other, *cohort_images[place + 1 :]])
+            moved = float(torch.linalg.vector_norm(after - before))
+            assert moved <= 2 * relative_clip * center.scale / 3 * (1 + 1e-9)
 
 
 def test_images_that_are_not_finite_or_out_of_order_are_refused():
-    mean = ClippedMean(torch.zeros(1), 1.0, patients=2)
+    mean = ClippedMean(ClippingCenter(torch.zeros(1), 1.0), 1.0, patients=2)
     with pytest.raises(ValueError, match="not finite"):
         mean.add(torch.tensor([[math.nan]]), ["A"])
     mean.add(torch.ones(3, 1), ["A", "B", "B"])

@@ -94,6 +94,7 @@ def trained(
         "result": result,
         "amplitude": None if layer.local_statistic is None else layer.local_statistic.numpy(),
         "images": layer.local_images,
+        "weights of images": layer.local.state_dict()["weights"].numpy(),
     }
 
 
@@ -133,6 +134,7 @@ def test_each_process_estimates_the_amplitude_of_whole_batches(pair: Pair, regio
     one = trained(**given)
     for process in pair(trained, **given):
         assert process["images"] == one["images"] == (IMAGES if estimation == "running_mean" else BATCH)
+        assert np.array_equal(process["weights of images"], one["weights of images"])
         # means of float32 statistics in float64, rounded to float32 once: equal but for the last bit
         np.testing.assert_allclose(process["amplitude"], one["amplitude"], rtol=2.0**-23)
 

@@ -2,6 +2,7 @@
 
 import hashlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -123,8 +124,23 @@ def test_statistics_are_observed_once_a_batch_whatever_the_passes(alpha):
 
     fitted(layer=layer, alpha=alpha, loss=counting_loss, epochs=2)
     assert passes == 2 * STEPS * (2 if alpha else 1)
-    assert int(layer.local.state_dict()["batches"]) == 2 * STEPS
+    assert layer.local.state_dict()["batches"].tolist() == 3 * [2 * STEPS]
     assert layer.local_images == 2 * IMAGES
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("estimation", ["first_batch", "running_mean"])
+def test_each_image_is_weighed_under_its_own_number(estimation, workers):
+    layer, data = normalization("full", estimation=estimation), dataset()
+    how = replace(settings("none", epochs=2), workers=workers)
+    model = network()
+    optimizer = WeightPerturbation(build_optimizer(model, "sgd", 0.05, 0.9, 0.0), 0.05, model)
+    fit_round(model, layer, optimizer, cross_entropy, data, settings=how, seed=1)
+    weights = layer.local.state_dict()["weights"]
+    each = layer.statistics(data.tensors[0]).double()
+    expected = torch.einsum("cn,nchw->chw", weights, each[: weights.shape[1]]) / weights.sum(1)[:, None, None]
+    torch.testing.assert_close(layer.local_statistic, expected.float(), rtol=1e-5, atol=1e-5)
+    assert int((weights[0] > 0).sum()) == (BATCH if estimation == "first_batch" else IMAGES)
 
 
 def test_statistics_are_those_of_the_augmented_images():

@@ -5,14 +5,16 @@ from pathlib import Path
 import nibabel
 import numpy as np
 import pytest
+import torch
 
+from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.data.checks import check_site
 from harmofl.data.findings import CaseError, DataRootError
 from harmofl.data.layout import Case, find_cases, site_folder
 from harmofl.data.nifti import read_scan
 from harmofl.data.pairs import read_pair
-from harmofl.data.volumes import VolumeCache, VolumeSettings, read_site, read_volume
-from harmofl.data.windows import SliceWindows
+from harmofl.data.volumes import VolumeCache, VolumeSettings, fit_image, read_site, read_volume
+from harmofl.data.windows import SliceWindows, image_windows
 
 SMALL = VolumeSettings(height=64, width=64, upper_percentile=99.0)
 LESION_PAIR = ("px_skyra_384_t2_tra.nii.gz", "px_skyra_384_lesion_flippedY.nii.gz")
@@ -214,3 +216,28 @@ def test_nothing_is_written_beside_the_images(realdata: Path, tmp_path: Path) ->
     labels = np.asanyarray(nibabel.load(source / "hippocampus_001_label.nii.gz").dataobj)
     assert report.cases[0].gland_ml == pytest.approx(np.count_nonzero(labels) / 1000)
     assert (listing(folder), listing(source)) == before
+
+
+def test_a_slice_that_a_tool_padded_is_named_and_in_no_profile(realdata: Path) -> None:
+    scan = read_scan(realdata / "mri_prostate/prostatex/px_skyra2_t2_crop160.nii.gz")
+    assert [int(np.ptp(image)) == 0 for image in scan.data] == 19 * [False] + [True]
+    fitted, [finding] = fit_image(scan.data, SMALL, "crop160")
+    assert str(finding).startswith("warning: crop160: 1 of 20 slices has no contrast (from the feet: 20)")
+    windows = image_windows(fitted)
+    layer = AmplitudeNormalization(
+        intensity="zscore",
+        region="site_gain",
+        low_fraction=0.1,
+        estimation="before_training",
+        momentum=0.1,
+        channels=3,
+        height=64,
+        width=64,
+    )
+    layer.observe(windows)
+    each = layer.statistics(windows)
+    # the padded slice lies in channel 2 of windows 18 and 19, channel 1 of window 19 and in no channel 0
+    kept = torch.stack([each[:20, 0].mean(0), each[:19, 1].mean(0), each[:18, 2].mean(0)])
+    torch.testing.assert_close(layer.local_statistic, kept, rtol=1e-5, atol=1e-5)
+    # with it the log of 1e-6 would be in every bin: by a twentieth in channel 1
+    assert float((each[:, 1].mean(0) - kept[1]).max()) < -0.4

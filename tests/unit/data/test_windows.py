@@ -4,7 +4,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from harmofl.data.volumes import Volume
-from harmofl.data.windows import SliceWindows, volume_windows
+from harmofl.data.windows import SliceWindows, background_where_blank, volume_windows
 
 
 def volume(name: str, depth: int, labeled: list[int], dtype: type = np.float16) -> Volume:
@@ -54,6 +54,14 @@ def test_mask_belongs_to_the_middle_slice() -> None:
         assert image[1, 0, 0] == windows.keys[item][1]
         assert mask.sum() == 1
         assert mask[1, 2] == 1
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32])
+def test_a_slice_that_shows_nothing_holds_nothing(dtype: type) -> None:
+    image = np.random.default_rng(0).random((4, 20, 24)).astype(dtype)
+    image[1], image[3] = 0.0, 0.3
+    labels = torch.ones(4, 40, 30, dtype=torch.uint8)  # on another grid
+    assert background_where_blank(labels, image).flatten(1).sum(1).tolist() == [1200, 0, 1200, 0]
 
 
 @pytest.mark.parametrize(("depth", "expected"), [(1, [[0, 0, 0]]), (2, [[0, 0, 1], [0, 1, 1]])])

@@ -79,10 +79,10 @@ def test_what_sites_say_about_their_noise_is_gathered(opened, answer):
     assert aggregator.accept(answer("A", difference(), amplitude=statistic(run)), context)
     assert aggregator.accept(answer("B", difference(), amplitude=statistic(run, noise=noise)), context)
     gathered = aggregator.gathered_amplitude()
-    assert gathered.sites == ["A", "B"] and gathered.noise == {"B": noise}
+    assert gathered.sites == ["A", "B"] and gathered.noise == {"B": noise} and gathered.patients == {"A": 5, "B": 5}
 
 
 def test_an_amplitude_that_still_waits_for_its_noise_is_refused(healthy, answer):
     aggregator, run, context = healthy(PUBLISHED)
-    sent = answer("B", difference(9.0), amplitude=statistic(run, clip=5.0))
+    sent = answer("B", difference(9.0), amplitude=statistic(run, clip=5.0, relative_clip=0.8))
     assert "list harmofl.flare.filters.AmplitudeFilter" in refused(aggregator, run, context, sent)

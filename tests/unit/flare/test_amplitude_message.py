@@ -20,6 +20,7 @@ from harmofl.flare.wire import (
 
 NOISE = NoiseStatement(mechanism="analytic_gaussian", epsilon=1, delta=1e-5, clip=5, patients=6, sigma=0.5)
 PLAIN = AmplitudeStatistic(np.full((3, 4), 1 / 3), 17, patients=6)
+CLIPPED = replace(PLAIN, clip=5.0, relative_clip=0.8)
 
 
 def sent(wire, statistic, **changed):
@@ -30,15 +31,11 @@ def sent(wire, statistic, **changed):
     return unpack_update(wire(dxo.update_shareable(packed))).amplitude
 
 
-@pytest.mark.parametrize("statistic", [PLAIN, replace(PLAIN, noise=NOISE), replace(PLAIN, clip=5.0)])
+@pytest.mark.parametrize("statistic", [PLAIN, replace(PLAIN, noise=NOISE), CLIPPED])
 def test_what_is_said_comes_back(wire, statistic):
     received = sent(wire, statistic)
-    assert (received.images, received.patients, received.clip, received.noise) == (
-        17,
-        6,
-        statistic.clip,
-        statistic.noise,
-    )
+    assert (received.images, received.patients, received.noise) == (17, 6, statistic.noise)
+    assert (received.clip, received.relative_clip) == (statistic.clip, statistic.relative_clip)
     # on its way to the site's own filter it is not rounded yet
     assert received.values.dtype == (np.float32 if statistic.clip is None else np.float64)
 
@@ -60,7 +57,7 @@ def test_more_patients_than_images_are_refused(wire):
     with pytest.raises(MessageError, match="17 images and 18 patients"):
         sent(wire, PLAIN, patients=18)
     # patients without a readable image count in a clipped mean
-    assert sent(wire, replace(PLAIN, clip=5.0), patients=18).patients == 18
+    assert sent(wire, CLIPPED, patients=18).patients == 18
 
 
 @pytest.mark.parametrize(
@@ -82,7 +79,13 @@ def test_a_statement_that_is_no_statement_is_refused(wire, noise):
         sent(wire, PLAIN, noise=noise)
 
 
-@pytest.mark.parametrize("clip", ["5", 5, True, [5.0]])
-def test_a_clip_that_is_no_distance_is_refused(wire, clip):
+@pytest.mark.parametrize("key", ["clip", "relative_clip"])
+@pytest.mark.parametrize("value", ["5", 5, True, [5.0], 0.0, -1.0, float("nan"), float("inf")])
+def test_a_clip_that_is_no_distance_is_refused(wire, key, value):
     with pytest.raises(MessageError, match="at what distance"):
-        sent(wire, PLAIN, clip=clip)
+        sent(wire, CLIPPED, **{key: value})
+
+
+def test_a_clip_without_its_multiple_of_the_scale_is_refused(wire):
+    with pytest.raises(MessageError, match="at what distance"):
+        sent(wire, CLIPPED, relative_clip=None)

@@ -86,7 +86,7 @@ def test_an_unknown_task_is_said_to_be_unknown(fl_ctx: FLContext) -> None:
 def test_a_site_that_asks_for_noise_and_lists_no_filter_sends_nothing(
     fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    noise = NoiseSettings(clip=5.0, epsilon=1.0, delta=1e-5)
+    noise = NoiseSettings(relative_clip=0.8, epsilon=1.0, delta=1e-5)
     config = SiteConfig("HK", False, tmp_path, tmp_path, amplitude_noise=noise)
     monkeypatch.setattr("harmofl.flare.executor.site_config", lambda _: config)
     task = TaskHeader("run", "0" * 16, False, 0).attach(Shareable())

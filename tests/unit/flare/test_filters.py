@@ -17,8 +17,9 @@ from harmofl.flare.filters import AmplitudeFilter, RefusedAnswerError, note_run,
 from harmofl.flare.site import SiteError
 from harmofl.flare.wire import AmplitudeStatistic, UpdateMessage, error_reply, pack_update, read_error, unpack_update
 
-NOISE = {"clip": 3.0, "epsilon": 1.0, "delta": 1e-5}
+NOISE = {"relative_clip": 0.5, "epsilon": 1.0, "delta": 1e-5}
 SHAPE = (3, 20, 20)
+SCALE = 6.0  # as if the job's region had it
 DIFFERENCE = {"w": np.ones(3, np.float32), "count": np.array(2, np.int64)}
 NUMBERS = {"steps": 3, "loss": 0.5, "cases": {"training": 6}}
 
@@ -64,7 +65,8 @@ def filtered(shareable: Shareable, fl_ctx: FLContext) -> Shareable:
 def answer(patients: int = 6, difference: Any = DIFFERENCE, clip: float | None = None, value: float = 2.0) -> Shareable:
     values = np.full(SHAPE, value, np.float32 if clip is None else np.float64)
     weights = None if difference is None else dict(difference)
-    return pack_update(UpdateMessage(weights, AmplitudeStatistic(values, 12, patients, clip), dict(NUMBERS)))
+    relative = None if clip is None else clip / SCALE
+    return pack_update(UpdateMessage(weights, AmplitudeStatistic(values, 12, patients, clip, relative), dict(NUMBERS)))
 
 
 def sent_amplitude(shareable: Shareable, fl_ctx: FLContext) -> AmplitudeStatistic:
@@ -234,7 +236,7 @@ def test_over_many_runs_the_noise_of_one_value_has_its_deviation(context: Any) -
 def test_an_amplitude_is_0_or_more_and_a_log_profile_is_not(context: Any) -> None:
     amplitude = sent_amplitude(answer(clip=3.0, value=0.0), context(amplitude_noise=NOISE))
     assert amplitude.values.min() == 0 and 0.4 < (amplitude.values > 0).mean() < 0.6
-    profile = AmplitudeStatistic(np.zeros((3, 200)), 12, 6, clip=3.0)
+    profile = AmplitudeStatistic(np.zeros((3, 200)), 12, 6, clip=3.0, relative_clip=0.5)
     message = pack_update(UpdateMessage(None, profile, NUMBERS))
     assert sent_amplitude(message, context("run2", amplitude_noise=NOISE)).values.min() < 0
 
@@ -242,7 +244,9 @@ def test_an_amplitude_is_0_or_more_and_a_log_profile_is_not(context: Any) -> Non
 def test_a_run_that_asks_again_gets_the_same_array(context: Any) -> None:
     first = sent_amplitude(answer(clip=3.0), context(amplitude_noise=NOISE))
     # another estimate, other settings since: still what was sent, and what was said about it
-    again = sent_amplitude(answer(clip=9.0, value=50.0), context(amplitude_noise=NOISE | {"clip": 9.0, "epsilon": 2.0}))
+    again = sent_amplitude(
+        answer(clip=9.0, value=50.0), context(amplitude_noise=NOISE | {"relative_clip": 1.5, "epsilon": 2.0})
+    )
     assert np.array_equal(first.values, again.values) and first.noise == again.noise
     other = sent_amplitude(answer(clip=3.0), context("run2", amplitude_noise=NOISE))
     assert not np.array_equal(first.values, other.values)
@@ -269,7 +273,7 @@ def test_an_amplitude_that_was_not_clipped_as_asked_stays(
 ) -> None:
     result = unpack_update(filtered(answer(clip=clip), context(amplitude_noise=NOISE)))
     assert result.amplitude is None and result.difference is not None
-    assert "not clipped at 3, as amplitude_noise" in caplog.text
+    assert "not clipped at 0.5 of the scale, as amplitude_noise" in caplog.text
 
 
 def test_noise_that_the_site_did_not_add_is_not_believed(context: Any, caplog: pytest.LogCaptureFixture) -> None:

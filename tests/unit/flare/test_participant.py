@@ -1,16 +1,28 @@
 """What a site computes and what it keeps to itself, without FLARE."""
 
 import logging
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
+from torch.utils.data import Dataset
 
-from harmofl.core.training import TrainingStoppedError, arrays_sha256, state_arrays
+from harmofl.core.parallel import ALONE
+from harmofl.core.training import (
+    RoundSettings,
+    TrainingStoppedError,
+    _augmented_batches,
+    arrays_sha256,
+    seed_of,
+    state_arrays,
+)
 from harmofl.data.findings import Finding
 from harmofl.data.synthetic import write_prostate_site
 from harmofl.experiment import Experiment, set_key
@@ -198,3 +210,70 @@ def test_a_site_sends_float16_where_the_job_says_so(written: dict[str, Any], mak
     assert {value.dtype for value in half.values()} == {np.dtype(np.float16)}
     # training itself is the same: what it changed is rounded to nearest on the way out
     assert all(np.array_equal(full[name].astype(np.float16), half[name]) for name in full)
+
+
+class Numbers(Dataset[tuple[Tensor, Tensor]]):
+    """Stands in for a site's images: each is its own number."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+
+    def __len__(self) -> int:
+        return self.count
+
+    def __getitem__(self, index: int) -> tuple[Tensor, Tensor]:
+        return torch.zeros(1, 2, 2), torch.tensor(index)
+
+
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_a_first_batch_counts_the_patients_whose_images_it_holds(written: dict[str, Any], make: Any, seed: int) -> None:
+    changes = {
+        "seed": seed,
+        "amplitude.preset": "as_published",
+        "training.batch_size": 4,
+        "training.augmentation": "none",
+        "amplitude.minimum_cases": 1,
+    }
+    for key, value in changes.items():
+        set_key(written, key, value)
+    experiment = resolve_experiment(written)
+    site = make(experiment)
+    sent = site.train(0, ModelMessage(weights_of(experiment))).amplitude
+    # drawn again by the loader that training draws from
+    how = RoundSettings(4, 1, "none", None, "float32")
+    numbers, cpu = Numbers(len(site.data.training)), torch.device("cpu")
+    first = next(iter(_augmented_batches(numbers, how, seed_of(seed, "HK", 0), cpu, ALONE)))[1].tolist()
+    patients = len({site.data.training_patients[item] for item in first})
+    assert (sent.patients, sent.images) == (patients, 4)
+    # 8 cases of 4 slices: 4 images of 4 patients are rare
+    assert patients < 4
+    assert make(experiment, minimum_cases=patients + 1).train(0, ModelMessage(weights_of(experiment))).amplitude is None
+
+
+def test_images_without_contrast_are_counted_in_the_answer(
+    experiment: Experiment, make: Any, root: Path, tmp_path: Path
+) -> None:
+    site = make(experiment)
+    clean = site.estimate_amplitude()
+    assert "blank_image" not in clean.numbers["warnings"]
+    spoiled = tmp_path / "blank" / "HK"
+    shutil.copytree(root / "HK", spoiled)
+    for path in spoiled.glob("*[0-9].nii.gz"):
+        image = nibabel.load(path)
+        voxels = np.asarray(image.dataobj).copy()
+        slices = [axis for axis, code in enumerate(nibabel.aff2axcodes(image.affine)) if code in "SI"][0]
+        np.moveaxis(voxels, slices, 0)[1] = voxels.min()  # of four: windows 0, 1 and 2 hold it
+        nibabel.save(nibabel.Nifti1Image(voxels, image.affine, image.header), path)
+    site = make(experiment, data_root=tmp_path / "blank", state_root=tmp_path / "other")
+    found = site.estimate_amplitude()
+    windows = {index for _, index in site.data.training.keys}
+    assert windows == {0, 1, 2, 3}, "every slice of these phantoms shows prostate"
+    assert found.numbers["warnings"]["blank_slices"] == CASES
+    assert found.numbers["warnings"]["blank_image"] == 3 * found.numbers["cases"]["training"]
+    assert [finding.subject for finding in site.data.findings if finding.code == "blank_slices"][0] == "Case00.nii.gz"
+    # the answer to another task, by another process, says so too
+    again = make(experiment, data_root=tmp_path / "blank", state_root=tmp_path / "other")
+    answer = again.evaluate(ModelMessage(weights_of(experiment), found.amplitude))
+    assert answer.numbers["warnings"] == found.numbers["warnings"]
+    # slice 1 is in no channel of the mean, which is near that of the volumes as they were
+    assert np.abs(found.amplitude.values - clean.amplitude.values).max() < 0.5

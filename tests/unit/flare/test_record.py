@@ -229,9 +229,11 @@ def test_noise_is_recorded_for_sites_whose_amplitude_is_in_the_mean(run, numbers
     noise = {"mechanism": "analytic_gaussian", "epsilon": 1, "delta": 1e-5, "clip": 5, "patients": 6, "sigma": 6.2}
     run.amplitude, run.amplitude_sites = AmplitudeStatistic(numbers, 40), ["A", "B"]
     run.amplitude_noise = {"A": noise, "C": noise}
+    run.amplitude_patients = {"A": 6, "B": 7, "C": 6}
     results, _ = written_results(run, {"A": evaluation("A", numbers)})
     assert results.sites["A"].amplitude_noise is not None and results.sites["A"].amplitude_noise.model_dump() == noise
     assert [results.sites[site].amplitude_noise for site in "BC"] == [None, None]
+    assert [results.sites[site].amplitude_patients for site in "ABC"] == [6, 7, None]
     assert results.privacy.startswith("the amplitude of 1 of the 2 sites that sent one is (epsilon, delta)")
 
 

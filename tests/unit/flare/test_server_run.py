@@ -167,10 +167,11 @@ def test_what_was_sent_adds_up_by_kind(stored) -> None:
 
 def test_a_checkpoint_hands_on_what_the_sites_said_about_noise(stored, weights) -> None:
     said = {"mechanism": "analytic_gaussian", "epsilon": 1.0, "delta": 1e-5, "clip": 5.0, "patients": 6, "sigma": 6.2}
-    stored.amplitude_noise = {"A": said}
+    stored.amplitude_noise, stored.amplitude_patients = {"A": said}, {"A": 6, "B": 7}
     save_model_file(weights, stored, 1, stored.folder / FINAL_MODEL)
     resumed = type(stored)(stored.experiment, False, stored.folder, stored.expected)
     resumed.continue_from(Checkpoint.load(stored.folder / FINAL_MODEL))
+    assert resumed.amplitude_patients == {"A": 6, "B": 7}
     assert resumed.amplitude_noise == {"A": said} and resumed.start_round == 1
     assert np.array_equal(Checkpoint.load(stored.folder / FINAL_MODEL).model["w"].numpy(), weights["w"])
 

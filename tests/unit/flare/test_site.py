@@ -117,27 +117,29 @@ def test_a_relative_state_root_is_refused_without_its_name(context: Any, monkeyp
 
 
 def test_noise_on_the_amplitude_is_the_sites_own_choice(context: Any) -> None:
-    scope = {"data_root": "/data", "amplitude_noise": {"clip": 5, "epsilon": 1.0, "delta": 1e-5}}
+    scope = {"data_root": "/data", "amplitude_noise": {"relative_clip": 1, "epsilon": 1.0, "delta": 1e-5}}
     noise = site_config(context(simulated=False, scope=scope)).amplitude_noise
-    assert noise is not None and (noise.clip, noise.epsilon, noise.delta) == (5.0, 1.0, 1e-5)
+    assert noise is not None and (noise.relative_clip, noise.epsilon, noise.delta) == (1.0, 1.0, 1e-5)
     assert site_config(context(simulated=False, scope={"data_root": "/data"})).amplitude_noise is None
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"clip": 0}, "amplitude_noise.clip: Input should be greater than 0, not 0"),
+        ({"relative_clip": 0}, "amplitude_noise.relative_clip: Input should be greater than 0, not 0"),
+        ({"relative_clip": 5.0}, "amplitude_noise.relative_clip: Input should be less than or equal to 2, not 5.0"),
+        ({"clip": 5.0}, "amplitude_noise.clip was a distance in units that the job chooses, and is gone; write rel"),
         ({"epsilon": -1.0}, "amplitude_noise.epsilon"),
         ({"epsilon": float("inf")}, "amplitude_noise.epsilon"),
         ({"delta": 1}, "amplitude_noise.delta: Input should be less than 1, not 1"),
         ({"delta": 0.0}, "amplitude_noise.delta"),
-        ({"clip": True}, "amplitude_noise.clip"),
+        ({"relative_clip": True}, "amplitude_noise.relative_clip"),
         ({"delta": None}, "amplitude_noise.delta"),
         ({"epsilom": 2.0}, "amplitude_noise.epsilom: unknown setting; did you mean 'epsilon'?"),
     ],
 )
 def test_noise_settings_that_cannot_be_used_are_named(context: Any, changes: dict[str, Any], words: str) -> None:
-    noise = {"clip": 5.0, "epsilon": 1.0, "delta": 1e-5} | changes
+    noise = {"relative_clip": 0.8, "epsilon": 1.0, "delta": 1e-5} | changes
     with pytest.raises(SiteError) as caught:
         site_config(context(simulated=False, scope={"data_root": "/data", "amplitude_noise": noise}))
     assert caught.value.code == "noise_settings" and words in str(caught.value) and "\n" not in str(caught.value)
