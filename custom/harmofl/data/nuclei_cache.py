@@ -6,7 +6,7 @@ from pathlib import Path
 from harmofl.data.decoded import Decoded, DecodedCache
 from harmofl.data.nuclei import NUCLEUS, NucleiCase, NucleiImage, read_nuclei
 
-PIPELINE_VERSION = 1  # raise it whenever the same files would give other pixels, labels or findings
+PIPELINE_VERSION = 2  # raise it whenever the same files would give other pixels, labels or findings
 
 
 class NucleiCache:

@@ -22,6 +22,8 @@ REASONS = frozenset(
         *("sparse_image", "split_filled", "thin_volume", "too_few_cases", "too_large", "too_many_labels"),
         *("transparent_image", "twin_image", "unknown_class", "unreadable_annotation", "unreadable_file"),
         *("unreadable_image", "value_range", "xml_document_type", "cache_not_written", "converted_image"),
+        *("all_regions_dropped", "no_region_drawn", "implausible_share", "unlike_other_masks", "nested_volumes"),
+        *("mask_alpha", "mask_colors", "mask_form", "mask_ramps", "misnamed_image", "misnamed_mask"),
     }
 )
 
