@@ -37,6 +37,14 @@ def volume_stem(path: Path) -> str:
     return re.sub(r"(?i)(\.nii)?\.[^.]*$", "", path.name) or path.name
 
 
+def is_mask_beside_image(path: Path) -> bool:
+    """Whether a file looks like the mask of another file of its folder by both names."""
+    case = masked_case(volume_stem(path))
+    if case is None or not path.parent.is_dir():
+        return False
+    return any(volume_stem(other).casefold() == case.casefold() for other in path.parent.iterdir())
+
+
 def _ending(path: Path) -> str:
     return path.name[len(volume_stem(path)) :]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harmofl.data.findings import Finding
-from harmofl.data.foreign_names import is_mask_folder, masked_case
+from harmofl.data.foreign_names import is_mask_beside_image, is_mask_folder, masked_case
 from harmofl.data.layout import find_cases
 from harmofl.data.nuclei import find_nuclei
 
@@ -46,6 +46,14 @@ def said(findings: list[Finding]) -> list[tuple[str, str, str]]:
 )
 def test_names_of_masks(stem: str, case: str | None) -> None:
     assert masked_case(stem) == case
+
+
+def test_a_mask_lies_beside_its_image(tmp_path: Path) -> None:
+    folder = touched(tmp_path, "Case00.nii.gz", "case00-label.nii.gz", "scan_roi.nii.gz", "a.png", "a_gt.tif")
+    assert [name.name for name in sorted(folder.iterdir()) if is_mask_beside_image(name)] == [
+        "a_gt.tif",
+        "case00-label.nii.gz",
+    ]
 
 
 def test_names_of_folders_of_masks() -> None:
