@@ -10,6 +10,7 @@ import numpy as np
 
 from harmofl.data.findings import CaseError, Finding
 from harmofl.data.layout import Case, find_cases
+from harmofl.data.mask_meaning import unlike_the_others
 from harmofl.data.pairs import ImagePair, read_pair
 from harmofl.data.splits import FRACTIONS, Split, split_cases
 from harmofl.data.volumes import VolumeSettings, fit_pair
@@ -102,6 +103,7 @@ def check_site(
         else:
             reports.append(_case_report(case, pair))
     findings += _duplicates(reports)
+    findings += unlike_the_others({report.name: report.gland_ml for report in reports}, "mL")
     split = split_cases([report.name for report in reports], seed, fractions, patient)
     findings += split.findings
     per_voxel = 1 + (4 if settings.upper_percentile is None else 2)  # uint8 mask, float32 or float16 image

@@ -76,8 +76,8 @@ def read_regions(path: Path, subject: str) -> tuple[list[Region], list[Finding]]
         subject: its name in findings.
 
     Raises:
-        CaseError: if it cannot be read, is no ImageScope file, is larger than 256 MiB, or declares a document type,
-            and with it entities that grow without bound.
+        CaseError: if it cannot be read, is no ImageScope file, is larger than 256 MiB, declares a document type,
+            and with it entities that grow without bound, or holds regions of which all are dropped.
     """
     regions: list[Region] = []
     dropped: Counter[str] = Counter()
@@ -102,7 +102,11 @@ def read_regions(path: Path, subject: str) -> tuple[list[Region], list[Finding]]
     except (ParseError, LookupError, ValueError) as error:
         message = f"the file is not ImageScope XML ({error})"
         raise refusal("not_imagescope", subject, message, "export the annotation from ImageScope again") from error
-    return regions, _reading_findings(subject, regions, dropped, unknown)
+    findings = _reading_findings(subject, regions, dropped, unknown)
+    if dropped and not regions:
+        reasons = ", ".join(f"{_counted(count)} dropped: {reason}" for reason, count in sorted(dropped.items()))
+        raise refusal("all_regions_dropped", subject, f"no region can be used ({reasons})", "draw outlines of nuclei")
+    return regions, findings
 
 
 def draw_regions(regions: Sequence[Region], shape: tuple[int, int], classes: Sequence[str], subject: str) -> Drawing:
@@ -136,9 +140,36 @@ def draw_regions(regions: Sequence[Region], shape: tuple[int, int], classes: Seq
         np.copyto(instances, plane, where=plane > 0)
     findings = _drawing_findings(regions, instances, subject)
     if idle:
-        message = f"{idle} holes (negative regions) lie in no region of their own Annotation and cut nothing"
+        message = (
+            f"{idle} hole{'s' * (idle > 1)} (negative regions) in no region of their own Annotation, cutting nothing"
+        )
         findings.append(Finding("warning", "idle_hole", subject, message, "draw a hole in the layer of its nucleus"))
     return Drawing(codes[instances], instances, tuple(findings))
+
+
+def check_something_drawn(regions: Sequence[Region], instances: NDArray[np.int32], subject: str) -> None:
+    """Refuse regions of which none leaves a pixel: they say that there are nuclei, and background would be wrong.
+
+    Args:
+        regions: of one image.
+        instances: (H, W), as drawn.
+        subject: name of the annotation.
+
+    Raises:
+        CaseError: code ``no_region_drawn``, with where they lie.
+    """
+    if not regions or instances.any():
+        return
+    rows, columns = instances.shape
+    outside = sum(_is_outside(region, np.array([columns, rows])) for region in regions)
+    points = np.concatenate([region.outline for region in regions])
+    (left, top), (right, bottom) = points.min(axis=0), points.max(axis=0)
+    message = (
+        f"none of its {_counted(len(regions))} leaves a pixel in the image of {columns} x {rows} (columns x rows): "
+        f"{outside} outside, coordinates x {left:.0f} to {right:.0f}, y {top:.0f} to {bottom:.0f}"
+    )
+    mend = "count coordinates from this image's upper left corner, not from that of the whole slide"
+    raise refusal("no_region_drawn", subject, message, mend)
 
 
 def _check_size(path: Path, subject: str) -> None:
@@ -250,7 +281,7 @@ def _drawing_findings(regions: Sequence[Region], instances: NDArray[np.int32], s
     from skimage.measure import regionprops
 
     size = np.array(instances.shape[::-1])
-    outside = [bool(((r.outline <= 0).all(axis=0) | (r.outline >= size).all(axis=0)).any()) for r in regions]
+    outside = [_is_outside(region, size) for region in regions]
     leaving = [bool(((r.outline < 0) | (r.outline > size)).any()) for r in regions]
     visible = {shown.label for shown in regionprops(instances)}
     hidden = [
@@ -259,7 +290,8 @@ def _drawing_findings(regions: Sequence[Region], instances: NDArray[np.int32], s
     ]
     findings = []
     if sum(outside):
-        message, mend = f"{_counted(sum(outside))} outside the image", "check that both belong together"
+        message = f"{sum(outside)} of {_counted(len(regions))} outside the image"
+        mend = "check that both belong together"
         findings.append(Finding("warning", "regions_outside", subject, message, mend))
     clipped = sum(leaving) - sum(out and leaves for out, leaves in zip(outside, leaving, strict=True))
     if clipped:
@@ -272,6 +304,10 @@ def _drawing_findings(regions: Sequence[Region], instances: NDArray[np.int32], s
         message = ", ".join(f"{kind} {count}" for kind, count in sorted(kinds.items()))
         findings.append(Finding("notice", "regions_read", subject, message))
     return findings
+
+
+def _is_outside(region: Region, size: NDArray[np.integer]) -> bool:
+    return bool(((region.outline <= 0).all(axis=0) | (region.outline >= size).all(axis=0)).any())
 
 
 def _counted(count: int) -> str:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harmofl.data.findings import DataRootError, Finding
+from harmofl.data.foreign_names import ARRAYS, misnamed_volumes, volumes_elsewhere
 
 IMAGE_NAME = re.compile(r"(?P<stem>.+?)\.nii(\.gz)?", re.IGNORECASE)
 MASK_STEM = re.compile(r"(?P<case>.+)_segmentation", re.IGNORECASE)
-OTHER_FORMATS = (".mha", ".mhd", ".nrrd", ".mgz", ".mgh", ".hdr", ".img", ".dcm")
+OTHER_FORMATS = (".mha", ".mhd", ".nrrd", ".mgz", ".mgh", ".hdr", ".img", ".dcm", *ARRAYS)
+DEEPEST = 3  # folders below the site's in which volumes are looked for, to say where they lie
 DICOM_MARK = b"DICM"  # behind a preamble of 128 bytes
 JUNK = {"__macosx", "thumbs.db", "desktop.ini"}
 CONVERSION = (
@@ -43,30 +45,35 @@ def find_cases(folder: Path) -> tuple[list[Case], list[Finding]]:
         folder: the site's folder.
 
     Returns:
-        The cases in natural order of their names, and findings for files without a partner, duplicates and
-        volumes in formats that are not read.
+        The cases in natural order of their names, and findings for files without a partner, duplicates, volumes in
+        formats that are not read or in folders below, and files with the names of other programs.
 
     Raises:
         DataRootError: if the folder cannot be listed.
     """
     images: dict[str, list[Path]] = defaultdict(list)
     masks: dict[str, list[Path]] = defaultdict(list)
-    others: Counter[str] = Counter()
+    others: list[Path] = []
     for path in _visible_files(folder):
         named = IMAGE_NAME.fullmatch(path.name)
         if named is None:
-            others[path.suffix.casefold()] += 1
+            others += [path] * (path.suffix.casefold() in OTHER_FORMATS)
             continue
         mask = MASK_STEM.fullmatch(named["stem"])
         if mask:
             masks[mask["case"].casefold()].append(path)
         else:
             images[named["stem"].casefold()].append(path)
-    cases: list[Case] = []
-    findings = [] if images or masks else [_no_cases(folder)]
+    findings = _about_folders(folder, empty=not (images or masks))
     findings += [_not_a_file(path) for path in _entries(folder) if IMAGE_NAME.fullmatch(path.name) and _is_odd(path)]
-    findings += [_other_format(suffix, others[suffix]) for suffix in OTHER_FORMATS if others[suffix]]
+    counts = Counter(path.suffix.casefold() for path in others)
+    findings += [_other_format(suffix, counts[suffix]) for suffix in OTHER_FORMATS if counts[suffix]]
+    misnamed, explained = misnamed_volumes(images, masks, others)
+    findings += misnamed
+    cases: list[Case] = []
     for key in sorted(images.keys() | masks.keys(), key=natural_key):
+        if key in explained and not (key in images and key in masks):
+            continue
         problem = _pairing_problem(images.get(key, []), masks.get(key, []))
         if problem:
             findings.append(problem)
@@ -129,9 +136,28 @@ def _stem(path: Path) -> str:
     return named["stem"]
 
 
-def _no_cases(folder: Path) -> Finding:
-    mend = "put CaseNN.nii.gz and CaseNN_segmentation.nii.gz directly into it"
-    return Finding("error", "no_cases", folder.name, "the folder holds no NIfTI volume", mend)
+def _about_folders(folder: Path, *, empty: bool) -> list[Finding]:
+    """What to say about a folder without volumes, and about volumes in folders below it, which are not read."""
+    below = _volumes_below(folder)
+    said, mend = volumes_elsewhere(below)
+    if empty:
+        message = f"the folder holds no NIfTI volume{f'; {said}' * bool(below)}"
+        return [Finding("error", "no_cases", folder.name, message, mend)]
+    return [Finding("warning", "nested_volumes", folder.name, said, mend)] if below else []
+
+
+def _volumes_below(folder: Path, depth: int = DEEPEST, place: str = "") -> Counter[str]:
+    """Number of volumes in each folder below, by its path from the first one."""
+    counts: Counter[str] = Counter()
+    for path in _entries(folder) if depth else []:
+        if not path.is_dir() or IMAGE_NAME.fullmatch(path.name):
+            continue
+        try:
+            counts[f"{place}{path.name}"] += sum(IMAGE_NAME.fullmatch(file.name) is not None for file in _entries(path))
+            counts += _volumes_below(path, depth - 1, f"{place}{path.name}/")
+        except DataRootError:  # a folder that is not read need not be readable
+            continue
+    return +counts
 
 
 def _not_a_file(path: Path) -> Finding:

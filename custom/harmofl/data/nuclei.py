@@ -9,21 +9,31 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image
 
 from harmofl.data.findings import CaseError, DataRootError, Finding, refusal
-from harmofl.data.imagescope import CELL_TYPES, IGNORED, NUCLEUS, draw_regions, read_regions
+from harmofl.data.foreign_names import misnamed_pictures
+from harmofl.data.imagescope import (
+    CELL_TYPES,
+    IGNORED,
+    NUCLEUS,
+    check_something_drawn,
+    draw_regions,
+    read_regions,
+)
 from harmofl.data.layout import JUNK, natural_key
+from harmofl.data.mask_meaning import share_findings, unlike_the_others
+from harmofl.data.mask_pictures import read_label_picture
 from harmofl.data.rasters import read_rgb
 from harmofl.data.splits import FRACTIONS, PARTS, Part, split_cases
 
 IMAGE_SUFFIXES = (".tif", ".tiff", ".png", ".svs")  # of several files of one image the first of these is read
 MASK_SUFFIXES = (".tif", ".tiff", ".png")
-OTHER_SUFFIXES = (".jpg", ".jpeg", ".bmp", ".ndpi", ".mrxs", ".scn", ".mat", ".npy", ".geojson", ".dcm")
+OTHER_SUFFIXES = (".jpg", ".jpeg", ".bmp", ".ndpi", ".mrxs", ".scn", ".mat", ".npy", ".npz", ".geojson", ".dcm")
 MASK_STEM = re.compile(r"(?P<image>.+)_mask", re.IGNORECASE)
 MASK_FOLDER = re.compile(r"GT_(?P<slide>.+)", re.IGNORECASE)  # TNBC: Slide_01/01_1.png with GT_01/01_1.png
 BARCODE = re.compile(r"(?:TCGA|DEMO)-[A-Z0-9]{2}-[A-Z0-9]{4}", re.IGNORECASE)  # project, source, patient
 DEEPEST = 3  # folders below the site's
+Labels = NDArray[np.uint8]
 TWICE_LISTED = ("TCGA-MP-A4T7", "TCGA-A2-A0ES")  # in the training and in the test list of MoNuSAC
 
 
@@ -88,12 +98,18 @@ def find_nuclei(folder: Path) -> tuple[list[NucleiCase], list[Finding]]:
         DataRootError: if a folder cannot be listed.
     """
     groups, others = _grouped(folder)
-    findings = [_other_format(suffix, paths) for suffix, paths in sorted(others.items())]
+    lone = [path for group in groups if not group.annotations for path in group.images]
+    paired = [path for group in groups if group.annotations for path in group.images]
+    findings, explained = misnamed_pictures(lone, paired, [path for paths in others.values() for path in paths], folder)
+    unread = {suffix: [path for path in paths if path not in explained] for suffix, paths in sorted(others.items())}
+    findings += [_other_format(suffix, paths) for suffix, paths in unread.items() if paths]
     if not groups:
         mend = f"put images ({', '.join(IMAGE_SUFFIXES)}) with ImageScope .xml beside them into it"
         findings.append(Finding("error", "no_cases", folder.name, "the folder holds no image of nuclei", mend))
     pairs: list[tuple[Path, Path]] = []
     for group in groups:
+        if not group.annotations and explained.issuperset(group.images):
+            continue
         relative = [path.relative_to(folder).as_posix() for path in [*group.images, *group.annotations]]
         problem = _problem(group, ", ".join(relative))
         if problem:
@@ -107,50 +123,51 @@ def find_nuclei(folder: Path) -> tuple[list[NucleiCase], list[Finding]]:
 def read_nuclei(case: NucleiCase, classes: Sequence[str] = (NUCLEUS,)) -> NucleiImage:
     """Read one image and draw its annotation.
 
-    Labels of a picture: with the one class ``nucleus`` every value above 0 (0/1, 0/255, numbers of nuclei, colors of
-    nuclei); with cell types 0 background, 1..K the types in their order, 255 ignored, and nothing else.
+    Labels of a picture (`read_label_picture`): with the one class ``nucleus`` every value above 0 (0/1, 0/255, numbers
+    of nuclei, colors of nuclei); with cell types 0 background, 1..K the types in their order, 255 ignored, and nothing
+    else. An annotation that holds no region is background; one whose regions all leave no pixel is refused.
 
     Args:
         case: the two files.
         classes: names of classes 1..K, (NUCLEUS,) or CELL_TYPES.
 
     Raises:
-        CaseError: if a file cannot be read, their sizes differ, or the annotation has no cell types where they are
-            asked for.
+        CaseError: if a file cannot be read, their sizes differ, the annotation does not say what is marked, all its
+            regions are dropped, or it has no cell types where they are asked for.
     """
     image, findings = read_rgb(case.image, case.image.name)
     shape, subject = (image.shape[0], image.shape[1]), case.annotation.name
-    if case.annotation.suffix.casefold() != ".xml":
-        target = _read_labels(case, shape, classes)
-        return NucleiImage(case.name, case.patient, image, target, tuple(findings))
-    regions, more = read_regions(case.annotation, subject)
+    if case.annotation.suffix.casefold() == ".xml":
+        target, more = _read_outlines(subject, case.annotation, shape, classes)
+    else:
+        target, more = _read_labels(case, shape, classes)
+    counted = target != IGNORED
+    more += share_findings(counted & (target > 0), counted, subject)
+    return NucleiImage(case.name, case.patient, image, target, (*findings, *more))
+
+
+def _read_outlines(
+    subject: str, path: Path, shape: tuple[int, int], classes: Sequence[str]
+) -> tuple[Labels, list[Finding]]:
+    regions, findings = read_regions(path, subject)
     if NUCLEUS not in classes and regions and all(region.kind == NUCLEUS for region in regions):
         mend = f"annotate {', '.join(CELL_TYPES)} or use the one class {NUCLEUS}"
         raise refusal("no_cell_types", subject, "the annotation names no cell type", mend)
     drawing = draw_regions(regions, shape, classes, subject)
-    return NucleiImage(case.name, case.patient, image, drawing.target, (*findings, *more, *drawing.findings))
+    check_something_drawn(regions, drawing.instances, subject)
+    return drawing.target, [*findings, *drawing.findings]
 
 
-def _read_labels(case: NucleiCase, shape: tuple[int, int], classes: Sequence[str]) -> NDArray[np.uint8]:
-    path, subject = case.annotation, case.annotation.name
-    try:
-        with Image.open(path, formats=("PNG", "TIFF")) as picture:
-            size = (picture.height, picture.width)
-            labels = np.asarray(picture) if size == shape else None  # only a mask as large as its image is decoded
-            bands = picture.getbands()
-    except Exception as error:  # decoders raise whatever a damaged file makes them run into
-        message = f"the mask cannot be read ({str(error).replace(str(path), subject):.120})"
-        raise refusal("unreadable_annotation", subject, message, "save it as 8-bit gray PNG") from error
-    if labels is None:
-        sizes = " against ".join(f"{columns}x{rows}" for rows, columns in (shape, size))
-        message = f"image and mask differ in size ({sizes}, columns x rows)"
-        raise refusal("size_mismatch", f"{case.image.name}, {subject}", message, "use the mask of this image")
-    if labels.ndim == 3:
-        colors = labels[..., : len([band for band in bands if band != "A"])]  # opaque everywhere is no label
-        labels = colors.max(axis=2)
-    if NUCLEUS in classes:
-        return (labels > 0).astype(np.uint8)
-    present = np.unique(labels)
+def _read_labels(case: NucleiCase, shape: tuple[int, int], classes: Sequence[str]) -> tuple[Labels, list[Finding]]:
+    subject, one = case.annotation.name, NUCLEUS in classes
+    read = read_label_picture(case.annotation, shape, case.image.name, classes=not one)
+    findings = list(read.findings)
+    if not read.labels.any():
+        mend = "make sure that the image holds no nucleus"
+        findings.append(Finding("warning", "empty_mask", subject, "nothing is labeled", mend))
+    if one:
+        return (read.labels > 0).astype(np.uint8), findings
+    present = np.unique(read.labels)
     if IGNORED in present and not np.isin(present, range(1, len(classes) + 1)).any():
         mend = f"label {', '.join(CELL_TYPES)} as 1 to {len(classes)}, or use the one class {NUCLEUS}"
         raise refusal("no_cell_types", subject, f"the mask holds {IGNORED} (ignored) and no cell type", mend)
@@ -158,7 +175,7 @@ def _read_labels(case: NucleiCase, shape: tuple[int, int], classes: Sequence[str
     if strange:
         message = f"labels {', '.join(strange[:5])} are no cell type"
         raise refusal("mask_labels", subject, message, f"use 0 to {len(classes)}, and {IGNORED} for what is ignored")
-    return labels.astype(np.uint8)
+    return read.labels.astype(np.uint8), findings
 
 
 def _files_below(folder: Path, depth: int = DEEPEST) -> Iterator[Path]:
@@ -215,6 +232,8 @@ def _problem(group: _Group, subject: str) -> Finding | None:
         return Finding("error", "image_without_annotation", subject, "the image has no annotation", wanted)
     if not group.images:
         stem = group.annotations[0].stem
+        masked = MASK_STEM.fullmatch(stem)
+        stem = masked["image"] if masked else stem
         wanted = " or ".join(f"{stem}{suffix}" for suffix in IMAGE_SUFFIXES)
         return Finding("error", "annotation_without_image", subject, "the annotation has no image", f"add {wanted}")
     suffixes = Counter(path.suffix.casefold() for path in group.images)
@@ -266,7 +285,10 @@ def read_site_images(
     classes: Sequence[str] = (NUCLEUS,),
     read: Callable[[NucleiCase, Sequence[str]], NucleiImage] = read_nuclei,
 ) -> tuple[list[NucleiImage], list[Finding]]:
-    """Read all cases of a site; a case that cannot be used becomes a finding and is left out."""
+    """Read all cases of a site; a case that cannot be used becomes a finding and is left out.
+
+    An image with far more or fewer nuclei than the others gives a warning.
+    """
     images: list[NucleiImage] = []
     findings: list[Finding] = []
     for case in cases:
@@ -277,7 +299,8 @@ def read_site_images(
         else:
             images.append(image)
             findings += image.findings
-    return images, findings
+    shares = {image.name: 100 * float(np.mean(image.target[image.target != IGNORED] > 0)) for image in images}
+    return images, findings + unlike_the_others(shares, "% of the pixels", most=100)
 
 
 def split_images(

@@ -1,5 +1,7 @@
 """Pictures of any color mode to 8-bit RGB by stated rules, or refused by name."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -7,6 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from harmofl.data.findings import CaseError, Finding, refusal
+from harmofl.data.jpeg_in_tiff import decode_contradicting_colors
 from harmofl.data.library_messages import collect_messages, in_one_line
 from harmofl.data.plain_png import read_plain_png
 
@@ -16,6 +19,7 @@ TWELVE_BITS = 4096
 APERIO = "Aperio"  # first word of the description of a file by Aperio's ImageScope
 ORIENTATION, PHOTOMETRIC, DESCRIPTION = 274, 262, 270  # TIFF and EXIF tags
 WHITE_IS_ZERO = 0
+JPEG = "jpeg"  # compression of a TIFF file, as Pillow names it
 TIFF_MARKS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 LOGGERS = ("PIL.TiffImagePlugin", "tifffile")
 SAVE_AS_RGB = "save it as 8-bit RGB PNG"
@@ -35,6 +39,7 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     * 16-bit gray, RGB, RGBA: the high byte, which undoes a scaling by 257, with a notice. Refused if no value exceeds
       4095 (12 bits or fewer in 16), if one color is transparent, or if 0 is white.
     * Floating point, 32-bit, signed and Lab: refused.
+    * JPEG in TIFF whose tag contradicts the colors that its data say: those, with a notice, or refused.
     * Several pages or frames: refused, but of an Aperio file (svs) the first page, its full resolution, with a notice.
     * Orientation of EXIF or TIFF: applied, with a notice.
     * More than 64 million pixels: refused before they are decoded.
@@ -58,7 +63,7 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     said: list[str] = []
     try:
         # libtiff writes to standard error itself
-        with collect_messages(*LOGGERS, stderr=_is_tiff(path)) as said:
+        with collect_messages(*LOGGERS, stderr=is_tiff(path)) as said:
             picture, findings = _decode(path, subject)
     except CaseError:
         raise
@@ -78,31 +83,47 @@ def _unreadable(path: Path, subject: str, error: Exception, said: list[str]) -> 
 
 
 def _decode(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
-    """Decode a file that is only read.
-
-    The checksums of a PNG file are verified: its pixels decode without them too, but wrongly. A TIFF compression that
-    Pillow does not know is decoded by tifffile with imagecodecs.
-    """
+    """Decode a file that is only read; a TIFF compression that Pillow does not know by tifffile with imagecodecs."""
     if path.stat().st_size == 0:
         raise refusal("unreadable_image", subject, "the file is empty", "copy or export it again")
     try:
-        with Image.open(path, formats=FORMATS) as image:
-            if image.format == "PNG":
-                image.verify()
-        with Image.open(path, formats=FORMATS) as image:
-            return _converted(image, subject)
+        with opened(path) as image:
+            return _converted(image, path, subject)
     except Image.DecompressionBombError as error:
         raise _too_large(subject) from error
     except UnidentifiedImageError:
-        if not _is_tiff(path):
+        if not is_tiff(path):
             raise
         return _tiff_by_codec(path, subject), []
 
 
-def _converted(image: Image.Image, subject: str) -> tuple[Picture, list[Finding]]:
+@contextmanager
+def opened(path: Path) -> Iterator[Image.Image]:
+    """Open an image with Pillow, the checksums of a PNG file verified: its pixels decode without them, but wrongly.
+
+    Pillow gets a stream. Given a path it maps the pixels of uncompressed gray and RGBA TIFF into memory, and scrambles
+    those whose orientation exchanges rows and columns (Pillow 13.0).
+
+    Raises:
+        Exception: whatever Pillow raises; `PIL.UnidentifiedImageError` for a form that it does not know.
+    """
+    with path.open("rb") as stream:
+        with Image.open(stream, formats=FORMATS) as image:
+            if image.format == "PNG":
+                image.verify()
+        stream.seek(0)
+        with Image.open(stream, formats=FORMATS) as image:
+            yield image
+
+
+def _converted(image: Image.Image, path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     if image.width * image.height > MOST_PIXELS:
         raise _too_large(subject)
     findings = _check_pages(image, subject)
+    if image.format == "TIFF" and image.info.get("compression") == JPEG:
+        colors = decode_contradicting_colors(path, subject)
+        if colors is not None:
+            return colors, [*findings, _converted_notice(subject, "JPEG in TIFF: the colors are what its data say")]
     deep = image.mode.startswith("I;16") or any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
     _check_mode(image, subject, deep)
     turned = image.getexif().get(ORIENTATION, 1) != 1  # a TIFF forgets it when loaded
@@ -115,8 +136,8 @@ def _converted(image: Image.Image, subject: str) -> tuple[Picture, list[Finding]
     if image.mode == "CMYK":
         findings.append(_converted_notice(subject, "CMYK inks are converted without a color profile"))
     if turned:
-        image = ImageOps.exif_transpose(image)
-        findings.append(_converted_notice(subject, "the image is turned as its orientation tag says"))
+        image, more = upright(image, subject)
+        findings += more
     if image.has_transparency_data:
         opaque, more = _on_white(np.array(image.convert("RGBA")), subject)
         return opaque, findings + more
@@ -130,8 +151,19 @@ def _check_pages(image: Image.Image, subject: str) -> list[Finding]:
     if str(getattr(image, "tag_v2", {}).get(DESCRIPTION, "")).startswith(APERIO):
         message = f"the first of {pages} pages is read, the full resolution of an Aperio file"
         return [Finding("notice", "first_page", subject, message)]
+    raise several_pages(pages, subject)
+
+
+def several_pages(pages: int, subject: str) -> CaseError:
+    """The error for a file with more than one picture."""
     message = f"the file holds {pages} pages or frames"
-    raise refusal("several_pages", subject, message, "save each page as a file of its own")
+    return refusal("several_pages", subject, message, "save each page as a file of its own")
+
+
+def upright(image: Image.Image, subject: str) -> tuple[Image.Image, list[Finding]]:
+    """Turn a decoded image as its orientation tag says, with a notice."""
+    turned = ImageOps.exif_transpose(image)
+    return turned, [_converted_notice(subject, "the image is turned as its orientation tag says")]
 
 
 def _check_mode(image: Image.Image, subject: str, deep: bool) -> None:
@@ -182,7 +214,8 @@ def _on_white(picture: Picture, subject: str) -> tuple[Picture, list[Finding]]:
     return mixed.astype(np.uint8), [_converted_notice(subject, "transparent pixels are laid on white")]
 
 
-def _is_tiff(path: Path) -> bool:
+def is_tiff(path: Path) -> bool:
+    """Whether a file begins as TIFF does."""
     with path.open("rb") as stream:
         return stream.read(4) in TIFF_MARKS
 
@@ -194,8 +227,7 @@ def _tiff_by_codec(path: Path, subject: str) -> Picture:
     with tifffile.TiffFile(path) as file:
         page = file.pages.first
         if len(file.pages) > 1 and not page.description.startswith(APERIO):
-            message = f"the file holds {len(file.pages)} pages or frames"
-            raise refusal("several_pages", subject, message, "save each page as a file of its own")
+            raise several_pages(len(file.pages), subject)
         if page.imagewidth * page.imagelength > MOST_PIXELS:
             raise _too_large(subject)
         plain = page.photometric in (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)

@@ -10,6 +10,7 @@ import numpy as np
 from harmofl.data.decoded import Decoded, DecodedCache
 from harmofl.data.findings import CaseError, Finding
 from harmofl.data.layout import Case
+from harmofl.data.mask_meaning import unlike_the_others
 from harmofl.data.pairs import ImagePair, read_pair
 from harmofl.data.voxels import contrast_findings
 
@@ -151,6 +152,8 @@ def read_site(
 ) -> tuple[list[Volume], list[Finding]]:
     """Read all cases of a site; a case that cannot be used becomes a finding and is left out.
 
+    A mask far larger or smaller than the others of the site gives a warning.
+
     Returns:
         The volumes in the order of the cases, and the findings of all cases.
     """
@@ -164,4 +167,5 @@ def read_site(
         else:
             volumes.append(volume)
             findings += volume.findings
-    return volumes, findings
+    marked = {volume.name: np.count_nonzero(volume.mask) * float(np.prod(volume.spacing)) / 1000 for volume in volumes}
+    return volumes, findings + unlike_the_others(marked, "mL")

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from harmofl.data.findings import Finding, refusal
+from harmofl.data.mask_meaning import check_no_ramps, share_findings, whole_numbers
 
 MOST_NOT_FINITE = 1e-3  # share of voxels that may be replaced
 LEAST_CONTRAST = 1e-5  # range of intensities relative to the largest; harmofl.core.contrast has the same for tensors
 SHOWN = 5  # numbers of slices in a message
-LABEL_TOLERANCE = 1e-3  # distance of a label from an integer
 MOST_LABELS = 20
 PADDED = 1e-3  # share of voxels of one value from which on it may be padding
 EMPTY_WINDOW = 0.25  # share of the range of intensities that nothing but padding opens
@@ -131,6 +131,9 @@ def contrast_findings(image: np.ndarray, subject: str) -> list[Finding]:
 def binary_mask(mask: np.ndarray, subject: str) -> tuple[np.ndarray, tuple[int, ...], list[Finding]]:
     """Turn labels into prostate (1) and the rest (0): every label above 0 is prostate.
 
+    `mask_meaning` decides what is a label. A mask that marks nearly nothing or nearly all gives a
+    warning.
+
     Args:
         mask: (S, H, W) float32.
         subject: file name for findings.
@@ -139,22 +142,17 @@ def binary_mask(mask: np.ndarray, subject: str) -> tuple[np.ndarray, tuple[int, 
         (S, H, W) uint8, the labels above 0 that were found, and findings.
 
     Raises:
-        CaseError: for NaN, negative, fractional, or more than 20 distinct labels.
+        CaseError: for NaN, negative or fractional numbers, more than 20 distinct labels, and values that form ramps.
     """
-    mend = "store whole numbers, 0 outside the prostate"
-    if not np.isfinite(mask).all():
-        raise refusal("mask_not_finite", subject, "the mask holds NaN or infinite values", mend)
-    rounded = np.rint(mask)
-    if float(np.abs(mask - rounded).max()) > LABEL_TOLERANCE:
-        raise refusal("soft_mask", subject, "the mask holds fractions, not labels", mend)
-    if float(rounded.min()) < 0:
-        raise refusal("negative_label", subject, f"the mask holds negative labels ({int(rounded.min())})", mend)
-    foreground = rounded > 0
-    labels = tuple(int(label) for label in np.unique(rounded[foreground]))
+    values = whole_numbers(mask, subject, "store whole numbers, 0 outside the prostate")
+    foreground = values > 0
+    labels = tuple(int(label) for label in np.unique(values[foreground]))
     if len(labels) >= MOST_LABELS:  # the background is one value more
         message = f"the mask holds {len(labels) + 1} distinct values, it may be an image"
         raise refusal("too_many_labels", subject, message, "check that image and mask were not exchanged")
-    return foreground.astype(np.uint8), labels, _label_findings(labels, subject)
+    check_no_ramps(values, subject)
+    findings = [*_label_findings(labels, subject), *share_findings(foreground, None, subject)]
+    return foreground.astype(np.uint8), labels, findings
 
 
 def _label_findings(labels: Sequence[int], subject: str) -> list[Finding]:

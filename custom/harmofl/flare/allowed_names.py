@@ -33,6 +33,8 @@ REASONS = frozenset(
         *("unreadable_image", "value_range", "xml_document_type", "cache_not_written", "converted_image"),
         *("axes_not_orthogonal", "bad_header", "decoder_message", "header_repaired", "padding_replaced"),
         *("scaling_ignored", "spacing_disagrees", "trailing_bytes"),
+        *("all_regions_dropped", "no_region_drawn", "implausible_share", "unlike_other_masks", "nested_volumes"),
+        *("mask_alpha", "mask_colors", "mask_form", "mask_ramps", "misnamed_image", "misnamed_mask"),
     }
 )
 

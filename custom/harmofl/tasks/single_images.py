@@ -12,6 +12,7 @@ from PIL.PngImagePlugin import PngInfo
 from torch import Tensor
 
 from harmofl.data.findings import Finding, refusal
+from harmofl.data.foreign_names import is_mask_beside_image
 from harmofl.data.layout import IMAGE_NAME, MASK_STEM
 from harmofl.data.library_messages import collect_messages
 from harmofl.data.nuclei import MASK_FOLDER, NucleiImage
@@ -147,7 +148,7 @@ class _Scans:
         return IMAGE_NAME.fullmatch(path.name) is not None
 
     def is_annotation(self, path: Path) -> bool:
-        return MASK_STEM.fullmatch(self.stem(path)) is not None
+        return MASK_STEM.fullmatch(self.stem(path)) is not None or is_mask_beside_image(path)
 
     def stem(self, path: Path) -> str:
         named = IMAGE_NAME.fullmatch(path.name)
@@ -199,7 +200,7 @@ class _Pictures:
 
     def is_annotation(self, path: Path) -> bool:
         masked = PICTURE_MASK_STEM.fullmatch(path.stem) or MASK_FOLDER.fullmatch(path.parent.name)
-        return masked is not None
+        return masked is not None or is_mask_beside_image(path)
 
     def result(self, path: Path) -> str:
         return f"{path.stem}_mask.png"

@@ -7,7 +7,16 @@ import numpy as np
 import pytest
 
 from harmofl.data.findings import CaseError, Finding
-from harmofl.data.imagescope import CELL_TYPES, IGNORED, NUCLEUS, Drawing, Region, draw_regions, read_regions
+from harmofl.data.imagescope import (
+    CELL_TYPES,
+    IGNORED,
+    NUCLEUS,
+    Drawing,
+    Region,
+    check_something_drawn,
+    draw_regions,
+    read_regions,
+)
 
 Points = Sequence[tuple[object, object]]
 SQUARE = ((2, 3), (6, 3), (6, 5), (2, 5))  # x 2 to 6, y 3 to 5: columns 2..5, rows 3..4
@@ -144,16 +153,34 @@ def test_a_region_that_is_no_outline_is_dropped_alone(read: ReadText, points: Po
 
 
 def test_a_missing_coordinate_is_no_zero(read: ReadText) -> None:
-    regions, findings = read(document(annotation(region(SQUARE).replace('Y="5"', "", 1))))
-    assert regions == []
+    regions, findings = read(document(annotation(region(SQUARE), region(SQUARE).replace('Y="5"', "", 1))))
+    assert len(regions) == 1
     assert codes(findings)["regions_dropped"] == "1 region dropped: coordinates missing or not numbers"
 
 
-@pytest.mark.parametrize(("kind", "kept"), [("0", 1), ("1", 1), ("2", 0), ("3", 0), ("4", 0)])
+@pytest.mark.parametrize(("kind", "kept"), [("0", 2), ("1", 2), ("2", 1), ("3", 1), ("4", 1)])
 def test_ellipse_arrow_and_ruler_are_no_outlines(read: ReadText, kind: str, kept: int) -> None:
-    regions, findings = read(document(annotation(region(SQUARE, kind=kind))))
+    regions, findings = read(document(annotation(region(SQUARE, kind=kind), region(SQUARE))))
     assert len(regions) == kept
-    assert ("regions_dropped" in codes(findings)) == (not kept)
+    assert ("regions_dropped" in codes(findings)) == (kept == 1)
+
+
+@pytest.mark.parametrize(
+    "region_of",
+    [
+        lambda: region(SQUARE, kind="2"),
+        lambda: region([(1, 1), (5, 5)]),
+        lambda: region([*SQUARE, ("nan", 1)]),
+        lambda: region(SQUARE).replace('X="2"', 'X="left"'),
+    ],
+)
+def test_a_file_whose_regions_are_all_dropped_is_refused(read: ReadText, region_of: Callable[[], str]) -> None:
+    """It says that there are nuclei and not where: background everywhere would be wrong."""
+    with pytest.raises(CaseError) as caught:
+        read(document(annotation(region_of(), region_of())))
+    finding = caught.value.finding
+    assert (finding.severity, finding.code, finding.subject) == ("error", "all_regions_dropped", "a.xml")
+    assert "2 regions dropped: " in finding.message
 
 
 def test_without_regions_a_person_should_look(read: ReadText) -> None:
@@ -206,6 +233,24 @@ def test_a_missing_or_enormous_file_is_refused(tmp_path: Path) -> None:
 
 def test_pixels_lie_between_the_corners() -> None:
     np.testing.assert_array_equal(draw(outline(SQUARE)).target, box(3, 5, 2, 6))
+
+
+@pytest.mark.parametrize(
+    ("regions", "said"),
+    [
+        # of the slide instead of the tile
+        ([outline([(x + 24000, y + 31000) for x, y in SQUARE])] * 3, "3 outside, coordinates x 24002 to 24006"),  # type: ignore[operator]
+        ([outline([(-5, 1), (0, 1), (0, 3), (-5, 3)])], "1 outside"),
+        ([outline([(2.6, 2.6), (2.9, 2.6), (2.9, 2.9)])], "0 outside"),  # too small for any pixel
+        ([outline(SQUARE, hole=True)], "0 outside"),  # a hole in nothing
+    ],
+)
+def test_regions_of_which_none_leaves_a_pixel_are_refused(regions: list[Region], said: str) -> None:
+    with pytest.raises(CaseError) as caught:
+        check_something_drawn(regions, draw(*regions).instances, "a.xml")
+    finding = caught.value.finding
+    assert (finding.severity, finding.code, finding.subject) == ("error", "no_region_drawn", "a.xml")
+    assert said in finding.message and "12 x 10 (columns x rows)" in finding.message
 
 
 def test_regions_that_share_an_edge_share_no_pixel() -> None:
@@ -266,7 +311,7 @@ def test_what_leaves_the_image_is_cut_and_counted() -> None:
     np.testing.assert_array_equal(drawing.target, box(0, 2, 0, 2) | box(8, 10, 10, 12) | box(4, 5, 4, 12))
     found = codes(drawing.findings)
     assert found["regions_clipped"] == "2 regions cut at the image's edge"
-    assert found["regions_outside"] == "2 regions outside the image"
+    assert found["regions_outside"] == "2 of 5 regions outside the image"
 
 
 def test_regions_without_a_pixel_are_counted() -> None:

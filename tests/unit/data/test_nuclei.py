@@ -17,6 +17,7 @@ from harmofl.data.nuclei import (
     read_site_images,
     split_images,
 )
+from harmofl.data.rasters import ORIENTATION
 
 SQUARE = "".join(f'<Vertex X="{x}" Y="{y}"/>' for x, y in ((2, 3), (6, 3), (6, 5), (2, 5)))
 Touch = Callable[..., Path]
@@ -282,6 +283,101 @@ def test_a_site_goes_on_without_what_cannot_be_used(pair: Callable[..., NucleiCa
     images, findings = read_site_images(cases)
     assert [image.name for image in images] == [good.name]
     assert named(findings) == {"regions_read": "a.xml", "unreadable_image": "broken.tif"}
+
+
+def nuclei(size: int = 60) -> np.ndarray:
+    """Nine round nuclei, 0 and 255, in a quarter of the pixels."""
+    rows, columns = np.mgrid[:size, :size] % 20 - 9.5
+    disks: np.ndarray = (np.hypot(rows, columns) < 5.6).astype(np.uint8) * 255
+    return disks
+
+
+@pytest.fixture
+def case_of(site: Path) -> Callable[[str, np.ndarray | str], NucleiCase]:
+    """Write one image of 60 x 60 pixels with its annotation under a name."""
+
+    def write(name: str, annotation: np.ndarray | str) -> NucleiCase:
+        Image.fromarray(np.full((60, 60, 3), 200, np.uint8)).save(site / f"{name}.png")
+        path = site / (f"{name}.xml" if isinstance(annotation, str) else f"{name}_mask.png")
+        if isinstance(annotation, str):
+            path.write_text(annotation, encoding="utf-8")
+        else:
+            Image.fromarray(annotation).save(path)
+        return NucleiCase(name, name, site / f"{name}.png", path)
+
+    return write
+
+
+CaseOf = Callable[[str, np.ndarray | str], NucleiCase]
+
+
+def test_picture_and_mask_with_one_orientation_stay_together(site: Path) -> None:
+    exif = Image.Exif()
+    exif[ORIENTATION] = 6  # the top row is the right column
+    shown = np.zeros((12, 10), np.uint8)
+    shown[1:4, 6:9] = 255
+    stored = shown[:, ::-1].T.copy()
+    for name, picture in (("a.png", np.repeat(stored[..., None], 3, axis=2)), ("a_mask.png", stored)):
+        Image.fromarray(picture).save(site / name, exif=exif)
+    image = read_nuclei(find_nuclei(site)[0][0])
+    np.testing.assert_array_equal(image.image[..., 0], shown)
+    np.testing.assert_array_equal(image.target, shown > 0)
+    assert [(finding.code, finding.subject) for finding in image.findings] == [
+        ("converted_image", "a.png"),
+        ("converted_image", "a_mask.png"),
+    ]
+
+
+def test_annotations_that_were_all_dropped_are_an_error_and_none_at_all_is_background(case_of: CaseOf) -> None:
+    far = "".join(f'<Vertex X="{x + 24000}" Y="{y}"/>' for x, y in ((2, 3), (6, 3), (6, 5)))
+    cases = [
+        case_of("ellipses", xml().replace("<Region>", '<Region Type="2">')),
+        case_of("elsewhere", xml().replace(SQUARE, far)),
+        case_of("none", "<Annotations><Annotation><Regions/></Annotation></Annotations>"),
+        case_of("black", np.zeros((60, 60), np.uint8)),
+        case_of("good", xml()),
+    ]
+    images, findings = read_site_images(cases)
+    assert [image.name for image in images] == ["none", "black", "good"]
+    assert [image.target.any() for image in images] == [False, False, True]
+    found = {finding.code: (finding.severity, finding.subject) for finding in findings}
+    assert found["all_regions_dropped"] == ("error", "ellipses.xml")
+    assert found["no_region_drawn"] == ("error", "elsewhere.xml")
+    assert found["no_regions"] == ("warning", "none.xml")
+    assert found["empty_mask"] == ("warning", "black_mask.png")
+
+
+def test_an_inverted_mask_is_warned_about_and_used(case_of: CaseOf) -> None:
+    image = read_nuclei(case_of("a", 255 - nuclei()))
+    np.testing.assert_array_equal(image.target, nuclei() == 0)  # a warning changes nothing
+    [finding] = image.findings
+    assert (finding.severity, finding.code, finding.subject) == ("warning", "implausible_share", "a_mask.png")
+    assert finding.message.endswith("% of the pixels are marked, the mask may be inverted")
+    assert read_nuclei(case_of("b", nuclei())).findings == ()
+
+
+def test_an_image_unlike_the_others_of_its_site_is_warned_about_and_used(case_of: CaseOf) -> None:
+    sparse = nuclei() * (np.arange(60) < 20) * (np.arange(60)[:, None] < 10)  # half a nucleus of nine
+    cases = [case_of(name, nuclei()) for name in "abcde"] + [case_of("odd", sparse)]
+    images, findings = read_site_images(cases)
+    assert [image.name for image in images] == [*"abcde", "odd"]
+    assert [(finding.severity, finding.code, finding.subject) for finding in findings] == [
+        ("warning", "unlike_other_masks", "odd")
+    ]
+    assert read_site_images(cases[:3] + cases[-1:])[1] == []  # four are too few to tell
+
+
+def test_a_smoothed_mask_of_cell_types_has_no_rings_of_other_types(case_of: CaseOf) -> None:
+    """Between 0 and 4 lie 1, 2 and 3: epithelial cells, lymphocytes and neutrophils around every macrophage."""
+    small = Image.fromarray((nuclei(40) > 0).astype(np.uint8) * 4)
+    for how, refused in ((Image.Resampling.BILINEAR, True), (Image.Resampling.NEAREST, False)):
+        case = case_of("a", np.asarray(small.resize((60, 60), how)))
+        if not refused:
+            assert set(np.unique(read_nuclei(case, CELL_TYPES).target)) == {0, 4}
+            continue
+        with pytest.raises(CaseError) as caught:
+            read_nuclei(case, CELL_TYPES)
+        assert caught.value.finding.code == "mask_ramps"
 
 
 def blank(name: str, patient: str) -> NucleiImage:

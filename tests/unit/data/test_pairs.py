@@ -191,7 +191,9 @@ def test_b3_other_masks_are_refused(write_case, gland, values: list[float], code
 
 
 def test_b3_twenty_labels_are_the_most(write_case, gland) -> None:
-    assert codes(write_case(mask=np.resize(np.arange(20, dtype=np.int16), gland[1].shape))) == ["labels_merged"]
+    mask = np.zeros(gland[1].shape, np.int16)
+    mask[4:14, 4:12] = np.kron(np.arange(20).reshape(5, 4), np.ones((2, 2), int))[..., np.newaxis]  # 2 x 2 voxels each
+    assert codes(write_case(mask=mask)) == ["labels_merged"]
 
 
 def test_b3_exchanged_image_and_mask(write_case, gland) -> None:

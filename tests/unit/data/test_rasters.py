@@ -249,3 +249,14 @@ def test_orientation_is_applied_with_a_notice(tmp_path, name):
     assert turned[:, 9:].min() > 250
     assert turned[:, :7].max() < 5
     assert "orientation" in notices(path)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB", "RGBA", "I;16"])
+def test_turned_tiff_of_any_mode_is_not_scrambled(tmp_path, mode):
+    """Pillow scrambles some uncompressed TIFF files whose orientation exchanges rows and columns."""
+    exif = Image.Exif()
+    exif[rasters.ORIENTATION] = 6  # the top row is the right column
+    gray = np.arange(40, 240, 4, dtype=np.uint8).reshape(5, 10)
+    stored = Image.fromarray(gray.astype(np.uint16) * 257) if mode == "I;16" else Image.fromarray(gray).convert(mode)
+    path = saved(tmp_path, stored, "turned.tif", exif=exif)
+    assert np.array_equal(read(path)[..., 0], gray[::-1].T)

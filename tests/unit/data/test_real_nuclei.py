@@ -1,5 +1,7 @@
 """Every real file of nuclei is read, or answered with a finding that names it (see SOURCES.md beside the images)."""
 
+import io
+from functools import cache
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -7,10 +9,12 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from scipy.io import loadmat
 from skimage.measure import regionprops
 
-from harmofl.data.findings import CaseError
-from harmofl.data.imagescope import CELL_TYPES, NUCLEUS, Region, draw_regions, read_regions
+from harmofl.data.findings import CaseError, Finding
+from harmofl.data.imagescope import CELL_TYPES, NUCLEUS, Drawing, Region, draw_regions, read_regions
+from harmofl.data.mask_meaning import mask_labels
 from harmofl.data.nuclei import NucleiCase, find_nuclei, read_nuclei
 from harmofl.data.rasters import read_rgb
 from harmofl.data.tiles import NucleiTiles, whole_image_logits
@@ -47,6 +51,12 @@ def outlines(path: Path) -> list[np.ndarray]:
     ]
 
 
+@cache
+def drawing_of(path: Path) -> tuple[list[Region], list[Finding], Drawing]:
+    regions, findings = read_regions(path, path.name)
+    return regions, findings, draw_regions(regions, SHAPE, (NUCLEUS,), path.name)
+
+
 def inside(outline: np.ndarray) -> bool:
     return len(outline) > 2 and outline.min() >= 0 and outline.max() <= 1000
 
@@ -81,9 +91,8 @@ def test_counts_and_areas_match_the_outlines(realdata: Path, name: str) -> None:
     in_file, too_short, over_edge = PAIRS[name]
     given = outlines(path)
     assert len(given) == in_file
-    regions, findings = read_regions(path, path.name)
+    regions, findings, drawing = drawing_of(path)
     assert len(regions) == in_file - too_short
-    drawing = draw_regions(regions, SHAPE, (NUCLEUS,), path.name)
     said = {finding.code: finding.message for finding in (*findings, *drawing.findings)}
     assert said["regions_read"] == f"nucleus {in_file - too_short}"
     assert said.get("regions_dropped", "0").split()[0] == str(too_short)
@@ -110,6 +119,7 @@ def test_the_target_of_a_pair_is_the_union_of_its_outlines(realdata: Path, name:
     with Image.open(case.image) as picture:
         np.testing.assert_array_equal(image.image, np.asarray(picture.convert("RGB")))
     assert set(np.unique(image.target).tolist()) == {0, 1}
+    assert not {finding.code for finding in image.findings} & {"implausible_share", "unlike_other_masks"}
     # hematoxylin takes red out of the light: nuclei are darker there, unless rows and columns are swapped
     red = image.image[..., 0].astype(float)
     contrast = red[image.target == 0].mean() - red[image.target == 1].mean()
@@ -119,6 +129,46 @@ def test_the_target_of_a_pair_is_the_union_of_its_outlines(realdata: Path, name:
     tiles = NucleiTiles([image], 256)
     assert len(tiles) == 16
     assert tiles.keys[-1] == (name, 744, 744)
+
+
+def smoothed(mask: np.ndarray, factor: float) -> np.ndarray:
+    rows, columns = (round(factor * size) for size in mask.shape)
+    resized = Image.fromarray(mask.astype(np.float32)).resize((columns, rows), Image.Resampling.BILINEAR)
+    return np.rint(np.asarray(resized)).astype(int)
+
+
+def through_jpeg(mask: np.ndarray, quality: int) -> np.ndarray:
+    stream = io.BytesIO()
+    Image.fromarray(mask.astype(np.uint8)).save(stream, "JPEG", quality=quality)
+    return np.asarray(Image.open(stream))
+
+
+@pytest.mark.parametrize("name", ["TCGA-50-5931-01Z-00-DX1", "TCGA-B0-5710-01Z-00-DX1"])  # crowded, sparse
+def test_labels_of_real_nuclei_are_told_from_smoothed_ones(realdata: Path, name: str) -> None:
+    """As drawn, and at a half, a quarter and an eighth of the resolution, where the smallest nuclei are pixels."""
+    instances = drawing_of(realdata / MONUSEG / f"{name}.xml")[2].instances
+    for step in (1, 2, 4, 8):
+        labels = instances[::step, ::step]
+        classes = np.where(labels > 0, labels % 4 + 1, 0)
+        for mask in (labels, classes, (labels > 0) * 255):
+            np.testing.assert_array_equal(mask_labels(mask, "a", "b"), mask)
+        np.testing.assert_array_equal(mask_labels(classes, "a", "b", classes=True), classes)
+    part = instances[:500, :500]
+    binary = (part > 0) * 255
+    smooth = [smoothed(part, 0.5), smoothed(binary, 0.5), smoothed(binary, 2)]
+    for mask in (*smooth, through_jpeg(binary, 50), through_jpeg(binary, 98), through_jpeg(part / 2, 95)):
+        with pytest.raises(CaseError) as caught:
+            mask_labels(mask, "a", "b")
+        assert caught.value.finding.code == "mask_ramps"
+    with pytest.raises(CaseError):
+        mask_labels(smoothed(np.where(part > 0, part % 4 + 1, 0), 0.5), "a", "b", classes=True)
+
+
+def test_real_numbers_of_nuclei_in_a_matrix(realdata: Path) -> None:
+    stored = loadmat(realdata / MONUSAC / "monusac_instances_b_n_ary_mask.mat")
+    [matrix] = [value for key, value in stored.items() if not key.startswith("_")]
+    assert len(np.unique(matrix)) > 4
+    np.testing.assert_array_equal(mask_labels(matrix, "a", "b"), matrix)
 
 
 def test_a_whole_image_is_scored_in_tiles(realdata: Path) -> None:
@@ -155,6 +205,7 @@ def test_a_real_picture_of_cell_types(realdata: Path) -> None:
     assert image.image.shape == (512, 512, 3)
     assert np.unique(image.target).tolist() == [0, 2, 4]  # lymphocytes and macrophages
     np.testing.assert_array_equal(read_nuclei(case).target, image.target > 0)
+    assert [finding for finding in image.findings if finding.severity != "notice"] == []
 
 
 def test_a_real_picture_with_alpha(realdata: Path) -> None:

@@ -6,6 +6,7 @@ import nibabel
 import numpy as np
 import pytest
 import torch
+from scipy.ndimage import zoom
 
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.data.checks import check_site
@@ -14,6 +15,7 @@ from harmofl.data.layout import Case, find_cases, site_folder
 from harmofl.data.nifti import read_scan
 from harmofl.data.pairs import read_pair
 from harmofl.data.volumes import VolumeCache, VolumeSettings, fit_image, read_site, read_volume
+from harmofl.data.voxels import binary_mask
 from harmofl.data.windows import SliceWindows, image_windows
 
 SMALL = VolumeSettings(height=64, width=64, upper_percentile=99.0)
@@ -156,6 +158,8 @@ def test_picai_gland_and_zones(realdata: Path, patient: str) -> None:
         pair = read_pair(case)
         assert pair.labels == (1,)
         assert set(np.unique(pair.image)) <= {0, 1, 2}
+        assert binary_mask(pair.image, zones.name)[1] == (1, 2)
+        assert pair.findings == ()
         inside = np.count_nonzero(pair.mask & (pair.image > 0)) / np.count_nonzero(pair.image)
         assert inside > 0.7  # zones of one gland lie in the gland, if both are in one frame
         return
@@ -164,6 +168,20 @@ def test_picai_gland_and_zones(realdata: Path, patient: str) -> None:
     assert caught.value.finding.code == "geometry_mismatch"
     assert caught.value.finding.subject == f"{zones.name}, {gland.name}"
     assert sizes in caught.value.finding.message
+    assert binary_mask(read_scan(zones).data, zones.name)[1] == (1, 2)
+
+
+def test_a_real_gland_resampled_smoothly_is_refused(realdata: Path) -> None:
+    """A third and a half of the resolution, stored as whole numbers; by nearest neighbor it stays valid."""
+    gland = read_scan(realdata / PICAI / "picai_RUMC_02_wg.nii.gz").data
+    for order, step in ((0, 2), (0, 3), (1, 2), (1, 3)):
+        smaller = np.rint(zoom(255 * gland, (1, 1 / step, 1 / step), order=order, grid_mode=True, mode="nearest"))
+        if order == 0:
+            assert binary_mask(smaller, "a")[1] == (255,)
+            continue
+        with pytest.raises(CaseError) as caught:
+            binary_mask(smaller, "a")
+        assert caught.value.finding.code in ("mask_ramps", "too_many_labels")
 
 
 def test_b1_lesion_stored_upside_down_is_found_at_its_place(realdata: Path) -> None:

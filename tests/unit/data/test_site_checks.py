@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from harmofl.data.checks import check_site
-from harmofl.data.volumes import VolumeSettings
+from harmofl.data.layout import find_cases
+from harmofl.data.volumes import VolumeSettings, read_site
 
 SETTINGS = VolumeSettings(height=32, width=40, upper_percentile=99.0)
 
@@ -62,6 +63,27 @@ def test_everything_wrong_is_said_at_once(write_case, gland) -> None:
     }
     assert report.has_errors
     assert [case.name for case in report.cases] == ["Case00", "Case01", "Case06", "Case07"]
+
+
+def test_masks_that_a_person_should_look_at_are_named_and_used(write_case, gland) -> None:
+    image, mask = gland
+    rng = np.random.default_rng(3)
+    for number in range(6):
+        write_case(f"Case{number:02d}", image=image + rng.integers(0, 9, image.shape).astype(np.int16))
+    small = np.zeros_like(mask)
+    small[5:7, 7:9, 2] = 1  # 4 voxels of 105
+    case = write_case("Case06", image=image + 1, mask=small)
+    write_case("Case07", image=image + 2, mask=1 - mask)
+    cases, _ = find_cases(case.image.parent)
+    volumes, told = read_site(cases, VolumeSettings(16, 20, 99.0))
+    report = check_site(case.image.parent, SETTINGS, seed=0)
+    assert len(report.cases) == len(volumes) == 8 and not report.has_errors
+    for findings in (told, report.findings):
+        assert {(finding.severity, finding.code, finding.subject) for finding in findings} == {
+            ("warning", "unlike_other_masks", "Case06"),
+            ("warning", "unlike_other_masks", "Case07"),
+            ("warning", "implausible_share", "Case07_segmentation.nii.gz"),
+        }
 
 
 def test_the_same_image_in_another_file_is_a_duplicate(write_case, write_nifti, gland) -> None:
