@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -63,6 +63,18 @@ def seed_of(seed: int, site: str, round_number: int) -> int:
     return int.from_bytes(digest[:8], "big") >> 1
 
 
+def stream_seed(seed: int, purpose: str, epoch: int = 0) -> int:
+    """A 63-bit seed for one purpose within a round, so that what is drawn for another purpose moves nothing.
+
+    Args:
+        seed: of the round, see `seed_of`.
+        purpose: what is drawn, such as `order`.
+        epoch: of the round, from 0.
+    """
+    digest = hashlib.sha256(f"{seed}/{purpose}/{epoch}".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
 def build_optimizer(network: nn.Module, name: str, learning_rate: float, momentum: float, decay: float) -> Any:
     """Adam or SGD over all parameters, in the fused form where the device has one."""
     parameters = list(network.parameters())
@@ -117,7 +129,9 @@ def fit_round(
         loss: scalar loss of logits in float32 and targets.
         dataset: items (image (C, H, W) float32, target).
         settings: batch size, epochs and precision.
-        seed: decides the order of the images and the augmentation, nothing else does.
+        seed: decides the order of the images, the augmentation and whatever network and loss draw from torch's own
+            generators (dropout, noise), each by a generator of its own; nothing else does, the number of loader
+            processes neither. Torch's generators are left as they were.
         should_stop: asked before every batch.
         terms: added to the loss of each pass, called with the normalized batch after the network has seen it; each the
             mean of something over images or a function of the weights alone.
@@ -142,23 +156,32 @@ def fit_round(
     skipped: int | Tensor = 0
     images_seen = 0
     network.train()
-    for images, targets, count in _augmented_batches(dataset, settings, seed, device, group):
-        if should_stop():
-            raise TrainingStoppedError("stopped between two batches")
-        normalization.observe(images, partial(group.gathered, count=count))
-        normalized = normalization(images).contiguous(memory_format=memory_format(settings.compile))
-        closure = partial(batch_loss, normalized, group.gathered(targets, count), count)
-        outcome = optimizer.step(closure, scaler, settings.clip_norm)
-        skipped = skipped + outcome.skipped
-        losses.append(outcome.loss)
-        images_seen += count
-    if not losses:
-        raise TrainingError("no training image: the training split is empty")
+    with _own_random_state(device, stream_seed(seed, "network")):
+        for images, targets, count in _augmented_batches(dataset, settings, seed, device, group):
+            if should_stop():
+                raise TrainingStoppedError("stopped between two batches")
+            normalization.observe(images, partial(group.gathered, count=count))
+            normalized = normalization(images).contiguous(memory_format=memory_format(settings.compile))
+            closure = partial(batch_loss, normalized, group.gathered(targets, count), count)
+            outcome = optimizer.step(closure, scaler, settings.clip_norm)
+            skipped = skipped + outcome.skipped
+            losses.append(outcome.loss)
+            images_seen += count
     return _finished(losses, int(skipped), images_seen)
+
+
+@contextmanager
+def _own_random_state(device: torch.device, seed: int) -> Iterator[None]:
+    """Torch's own generators, on the CPU and on a device, seeded for a while and then as before."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _finished(losses: list[Tensor], skipped: int, images: int) -> RoundResult:
     """What a round did; loss and skipped steps stay on the device until here, for to read them is to wait."""
+    if not losses:
+        raise TrainingError("no training image: the training split is empty")
     if skipped == len(losses):
         raise TrainingError(
             f"none of {skipped} steps had finite loss and gradients above 0; lower training.learning_rate, or, where "
@@ -178,15 +201,18 @@ def _augmented_batches(
 
     With each comes the number of images of the whole batch.
     """
-    order = torch.Generator().manual_seed(seed)
     items: Any = dataset
-    for _ in range(settings.epochs):
+    for epoch in range(settings.epochs):
+        # Loaders draw ahead of what is trained on, as far as they have processes: nothing may share their generator.
+        order, augmentation = (
+            torch.Generator().manual_seed(stream_seed(seed, purpose, epoch)) for purpose in ("order", "augmentation")
+        )
         left = len(items)
         for images, targets in batches(dataset, settings.batch_size, order, settings.workers, device, group=group):
             count = min(settings.batch_size, left)
             left -= count
             if settings.augmentation == "flip_rotate":
-                yield *flip_and_rotate(images, targets, order, count, group.rows(count)), count
+                yield *flip_and_rotate(images, targets, augmentation, count, group.rows(count)), count
             else:
                 yield images, targets, count
 

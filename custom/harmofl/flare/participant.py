@@ -271,7 +271,7 @@ class Participant:
             return nullcontext((ALONE, self._should_stop))
         check_several(self._site, start.network)
         self._logger.info(f"trains in {len(self._site.devices)} processes: {', '.join(self._site.devices)}")
-        site = replace(self._site, workers=self._workers)  # the batches of one process need equally many
+        site = replace(self._site, workers=self._workers)  # chosen by the threads of one process
         assignment = Assignment(self._experiment, site, self._run_id, self._pool, self._task, start.packed())
         return shared_round(assignment, self._should_stop)
 
