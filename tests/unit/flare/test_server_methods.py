@@ -72,7 +72,7 @@ def test_c11_a_resumed_run_goes_on_with_the_server_s_moments(make_run, weights, 
     assert whole.experiment.hash == run.experiment.hash
     first = whole.rule.next_model(weights, difference(0.25))
     run.rule.next_model(weights, difference(0.25))
-    save_at_the_end(first, run, 0.5, 1)
+    save_at_the_end(first, run, {"A": 0.5}, 1)
     resumed = with_toy_parameters(make_run())
     checkpoint = Checkpoint.load(tmp_path / FINAL_MODEL)
     resumed.continue_from(checkpoint)
@@ -85,7 +85,7 @@ def test_c11_a_resumed_run_goes_on_with_the_server_s_moments(make_run, weights, 
 
 def test_a_checkpoint_of_a_version_without_moments_still_loads(make_run, weights, tmp_path):
     run = make_run()
-    save_at_the_end(weights, run, 0.5, 1)
+    save_at_the_end(weights, run, {"A": 0.5}, 1)
     held = torch.load(tmp_path / FINAL_MODEL, weights_only=True)
     del held["harmofl"]["server_moments"]
     torch.save(held, tmp_path / FINAL_MODEL)
