@@ -30,6 +30,10 @@ class TrainingError(RuntimeError):
     """Training cannot go on; the message is one line without paths or patient names."""
 
 
+class NotFiniteError(TrainingError):
+    """A model gives logits that are not finite, from which no class follows."""
+
+
 class TrainingStoppedError(RuntimeError):
     """The abort signal was seen between two batches."""
 
@@ -229,6 +233,9 @@ def predict(
 
     Batches are cut to equal composition for a given input, but only networks with `instance` or tracked `batch` norm
     give one image alone the same answer as in a batch.
+
+    Raises:
+        NotFiniteError: a logit is not finite; the largest of such logits may be any class, so that it is no answer.
     """
     device = next(network.parameters()).device
     was_training = network.training
@@ -240,9 +247,21 @@ def predict(
             with autocast(device, precision):
                 logits = network(normalized)
             parts.append(logits.float().cpu())
-        return torch.cat(parts)
+        return finite_logits(torch.cat(parts))
     finally:
         network.train(was_training)
+
+
+def finite_logits(logits: Tensor) -> Tensor:
+    """Logits (B, classes, ...) as they are.
+
+    Raises:
+        NotFiniteError: one of them is not finite; says of how many images.
+    """
+    usable = logits.flatten(1).isfinite().all(1)
+    if bool(usable.all()):
+        return logits
+    raise NotFiniteError(f"the model's output is not finite for {int((~usable).sum())} of {len(logits)} images")
 
 
 def state_arrays(network: nn.Module) -> dict[str, np.ndarray]:

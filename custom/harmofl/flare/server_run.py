@@ -98,9 +98,7 @@ class ServerRun:
     @cached_property
     def rule(self) -> ServerRule:
         """How differences become the next model; holds what must last from round to round."""
-        settings = self.experiment.federation
-        averages = settings.server_optimizer == "average"
-        return ServerRule(settings, self.experiment.training, frozenset() if averages else self.partition.parameters)
+        return ServerRule(self.experiment.federation, self.experiment.training, self.partition.parameters)
 
     def initial_weights(self) -> dict[str, np.ndarray]:
         """The entries that travel, as the seed gives them."""

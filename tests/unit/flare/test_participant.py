@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from harmofl.core.training import TrainingStoppedError, arrays_sha256, state_arrays
+from harmofl.core.training import NotFiniteError, TrainingStoppedError, arrays_sha256, state_arrays
 from harmofl.data.findings import Finding
 from harmofl.data.synthetic import write_prostate_site
 from harmofl.experiment import Experiment, set_key
@@ -166,6 +166,38 @@ def test_demo_data_of_other_settings_is_not_taken_from_a_kept_state_root(written
         site = make(experiment, simulated=True, data_root=None)
         statistics.append(site.estimate_amplitude().amplitude.values)
     assert not np.array_equal(*statistics)
+
+
+@pytest.fixture
+def broken(written: dict[str, Any]) -> tuple[Experiment, Arrays]:
+    """An experiment with batch norm, and weights of it with a variance below 0."""
+    for key, value in {"method": "fedavg", "network.norm": "batch", "federation.exchange": "float16"}.items():
+        set_key(written, key, value)
+    experiment = resolve_experiment(written)
+    weights = weights_of(experiment)
+    name = next(name for name in weights if name.endswith("running_var"))
+    return experiment, {**weights, name: np.full_like(weights[name], -1)}
+
+
+def test_a_model_whose_output_is_not_finite_is_no_background(broken: Any, make: Any) -> None:
+    experiment, weights = broken
+    site, good = make(experiment), weights_of(experiment)
+    # 8 cases of 4 slices: a volume at a time is predicted
+    said = r"model cannot be scored on {} data: the model's output is not finite for 4 of 4 images; lower training"
+    with pytest.raises(NotFiniteError, match="the received " + said.format("validation")):
+        site.train(0, ModelMessage(weights))
+    with pytest.raises(NotFiniteError, match="the final " + said.format("validation")):
+        site.evaluate(ModelMessage(weights, None, best_weights=good))
+    with pytest.raises(NotFiniteError, match="the best " + said.format("test")):
+        site.evaluate(ModelMessage(good, None, best_weights=weights))
+
+
+def test_running_statistics_leave_a_site_as_they_are(broken: Any, make: Any) -> None:
+    experiment, _ = broken
+    difference = make(experiment).train(0, ModelMessage(weights_of(experiment))).difference
+    kinds = {name.rpartition(".")[2]: value.dtype for name, value in difference.items()}
+    assert kinds["running_mean"] == kinds["running_var"] == np.float32 and kinds["num_batches_tracked"] == np.int64
+    assert kinds["weight"] == kinds["bias"] == np.float16
 
 
 def test_a_site_sends_float16_where_the_job_says_so(written: dict[str, Any], make: Any, tmp_path: Path) -> None:

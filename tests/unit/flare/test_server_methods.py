@@ -29,6 +29,7 @@ from harmofl.tasks import resolve_experiment
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 NOVA, ADAM = {"method": "fednova"}, {"method": "fedadam"}
 CENTRAL = {"method": "central"}
+BATCH_NORM = {"network.norm": "batch"}
 
 
 def with_toy_parameters(run: ServerRun) -> ServerRun:
@@ -47,6 +48,23 @@ def test_fednova_normalizes_by_the_steps_that_were_taken(opened, answer):
     result = aggregate(aggregator, context)
     np.testing.assert_allclose(result["w"], np.full((2, 3), expected), rtol=1e-6)
     assert int(result["count"]) == 9
+
+
+@pytest.mark.parametrize("optimizer", ["average", "nova", "adam"])
+def test_every_rule_knows_the_parameters_of_the_network(make_run, optimizer):
+    run = make_run({"federation.server_optimizer": optimizer, "federation.server_learning_rate": 2.0, **BATCH_NORM})
+    weights = run.initial_weights()
+    variances = [name for name in weights if name.endswith("running_var")]
+    assert variances
+    change = {name: np.full_like(value, -0.75 if name in variances else 1) for name, value in weights.items()}
+    mean = run.rule.open_round(weights)
+    mean.add(change, 1, 1)
+    moved = run.rule.next_model(weights, mean.mean())
+    # every variance begins at 1; twice the difference would leave -0.5
+    assert all((moved[name] == 0.25).all() for name in variances)
+    convolution = next(name for name in weights if name.endswith("conv.weight"))
+    # twice the difference of 1; Adam's first step is its rate, whatever the gradient
+    assert float((moved[convolution] - weights[convolution]).mean()) == pytest.approx(2, rel=1e-2)
 
 
 @pytest.mark.parametrize("told", [{"steps": 0}, {"steps": 2, "skipped_steps": 2}, {"steps": ...}])
