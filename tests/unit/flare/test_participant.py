@@ -18,6 +18,8 @@ from harmofl.flare.participant import Participant
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.wire import Arrays, ModelMessage
 from harmofl.tasks import resolve_experiment, untrained_network
+from harmofl.tasks.answers import Evaluation
+from harmofl.tasks.prostate import TASK
 
 CASES = 8
 
@@ -75,6 +77,29 @@ def test_a_new_process_goes_on_with_the_moments_and_an_old_state_is_not_mixed_up
     assert all(np.array_equal(second[name], again[name]) for name in weights)
     without = make(experiment).train(5, message)
     assert without.difference is not None and "no state of round 4; moments start anew" in caplog.text
+
+
+class Told(type(TASK)):  # type: ignore[misc]
+    """The prostate task, but a split's score is what was said beforehand."""
+
+    def __init__(self, scores: dict[int, float]) -> None:
+        self._scores = scores
+
+    def evaluate(self, predict: Any, split: Any, *, workers: int) -> Evaluation:
+        score = self._scores[id(split)]
+        return Evaluation(score, {"dice": [score]})
+
+
+def test_validation_is_scored_on_validation_cases_and_the_test_on_test_cases(experiment: Experiment, make: Any) -> None:
+    site = make(experiment)
+    names = {part: {case.volume.name for case in getattr(site.data, part)} for part in ("validation", "test")}
+    assert names["validation"] and names["test"] and not names["validation"] & names["test"]
+    site._task = Told({id(site.data.validation): 0.25, id(site.data.test): 0.75})
+    message = ModelMessage(weights_of(experiment), site.estimate_amplitude().amplitude)
+    assert site.train(0, message).numbers["validation"] == 0.25
+    last = site.evaluate(ModelMessage(message.weights, message.amplitude, best_weights=message.weights)).numbers
+    assert last["validation"] == 0.25
+    assert last["test"] == {"final": {"dice": [0.75]}, "best": {"dice": [0.75]}}
 
 
 @pytest.mark.parametrize(("own", "job", "sent"), [(1, 1, True), (CASES, 1, False), (1, CASES, False)])

@@ -121,6 +121,27 @@ def test_every_task_tells_the_best_round_and_whose_data_is_pooled(make_run, make
     assert (header.best_round, header.pooled_sites) == (2, ("A", "B", "C"))
 
 
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_site_s_moments_are_those_of_an_optimizer_that_lives_on(written, tmp_path, optimizer):
+    write_prostate_site(tmp_path / "data" / "HK", "siemens_1.5t_endorectal", 4, 0, matrix=64, slices=4)
+    results = {}
+    for kept in (True, False):
+        changes = {"method": "fedavg", "training.optimizer": optimizer, "training.keep_moments": kept}
+        for key, value in (changes | {"training.learning_rate": 0.01, "training.momentum": 0.9}).items():
+            set_key(written, key, value)
+        experiment = resolve_experiment(written)
+        # a new object for every task, as a new process would be: what lasts is in its state
+        rounds = ToyRounds(experiment, tmp_path / "data", tmp_path / str(kept), ("HK",))
+        rounds.rounds(2)
+        results[kept] = rounds.weights
+    living = HandRounds(experiment, {"HK": rounds.site("HK").data.training}, ())
+    living.round(0)
+    living.round(1)
+    expected = {name: value.numpy() for name, value in living.networks["HK"].state_dict().items()}
+    assert all(np.array_equal(results[True][name], value) for name, value in expected.items())
+    assert any(not np.array_equal(results[False][name], value) for name, value in expected.items())
+
+
 def test_on_pooled_data_the_first_site_trains_and_all_are_needed(opened, answer):
     aggregator, run, context = opened(CENTRAL)
     assert [site for site in run.expected if run.trains(site)] == ["A"]
