@@ -78,3 +78,17 @@ def test_the_window_ends_at_the_percentile_of_the_job(resolve_job: Resolve, tmp_
         low, high = raw.min(), np.percentile(raw, percentile)
         expected = np.sort(np.clip((raw - low) / (high - low), 0, 1), axis=None)
         np.testing.assert_allclose(np.sort(case.volume.image, axis=None), expected, atol=2.0**-11)
+
+
+def test_the_loss_is_the_mean_of_cross_entropy_and_of_the_dice_of_a_whole_batch() -> None:
+    logits = 2 * torch.randn(3, 2, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    masks = torch.zeros(3, SIZE, SIZE, dtype=torch.int64)
+    masks[0, :2], masks[1, 3:] = 1, 1  # none on the third
+    raised = np.exp(logits.double().numpy())
+    shares = raised / raised.sum(1, keepdims=True)
+    true = np.stack([masks.numpy() == 0, masks.numpy() == 1], axis=1)
+    entropy = -np.log(shares[true]).mean()
+    # of both classes, over all images together: 1 - 2 |P M| / (|P| + |M|)
+    overlap, both = (shares * true).sum((0, 2, 3)), (shares + true).sum((0, 2, 3))
+    expected = (entropy + np.mean(1 - 2 * overlap / both)) / 2
+    assert float(TASK.loss()(logits, masks)) == pytest.approx(expected, rel=1e-5)
