@@ -38,7 +38,18 @@ class Exported:
         size = self.settings["batch"]
         more = (inputs,) if "case" in self.settings["inputs"] else ()
         parts = [self.run(inputs[start : start + size], *more) for start in range(0, len(inputs), size)]
-        return np.concatenate(parts)
+        return finite(np.concatenate(parts))
+
+
+def finite(logits: Arrays) -> Arrays:
+    """Logits (B, K, ...) as they are.
+
+    Raises:
+        FloatingPointError: one of them is not finite, so that no class follows from them.
+    """
+    if not np.isfinite(logits).all():
+        raise FloatingPointError("the model's output is not finite; export the model of another round")
+    return logits
 
 
 def _torchscript(path: Path) -> Run:
@@ -77,6 +88,8 @@ def apply_all(exported: Exported, images: Iterable[Path], output: Path) -> int:
             told = predict[exported.settings["task"]](exported, source, output)
         except _reading("findings").CaseError as error:
             told, failed = [str(error)], failed + 1
+        except FloatingPointError as error:
+            told, failed = [f"error: {source.name}: {error}"], failed + 1
         sys.stdout.write("".join(f"{line}\n" for line in told))
     return failed
 
@@ -127,7 +140,7 @@ def _apply_tissue(exported: Exported, source: Path, output: Path) -> list[str]:
     picture = np.pad(picture, ((0, max(size - rows, 0)), (0, max(size - columns, 0)), (0, 0)), mode="reflect")
 
     def logits(tiles: Any) -> Any:
-        return torch.from_numpy(exported.run(tiles.numpy()))
+        return torch.from_numpy(finite(exported.run(tiles.numpy())))
 
     whole = torch.from_numpy(picture.transpose(2, 0, 1).astype(np.float32) / 255)[None]
     found: Any = sliding_window_inference(whole, (size, size), 4, logits, overlap=0.25, mode="gaussian")

@@ -15,6 +15,7 @@ from harmofl.app.check import NARROWEST, finding_lines
 from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel
 from harmofl.app.profile import hospital_profile
+from harmofl.core.training import NotFiniteError
 from harmofl.data.findings import DataRootError
 from harmofl.data.patches import UnreadablePatchesError
 from harmofl.evidence.evaluation import (
@@ -53,7 +54,8 @@ def evaluate(
         1 where a file could not be used or nothing could be scored, else 0.
 
     Raises:
-        JobError: a mistake in the command: no such folder, an `output` in it, or a file that must not be replaced.
+        JobError: a mistake in the command: no such folder, an `output` in it, or a file that must not be replaced; also
+            a model whose output is not finite for some image.
     """
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
@@ -67,6 +69,8 @@ def evaluate(
     except UnreadablePatchesError as error:
         console.print(f"error: {error}")
         return 1
+    except NotFiniteError as error:
+        raise JobError(f"{model.path.name}: nothing is scored: {error}; take the model of another round") from None
     except DataRootError as error:
         raise JobError(str(error)) from None
     for line in finding_lines(found.findings):

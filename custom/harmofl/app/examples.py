@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel, kept_at_sites, load_model
-from harmofl.core.training import batches, predict
+from harmofl.core.training import NotFiniteError, batches, predict
 from harmofl.data.findings import DataRootError, SharedFolderError
 from harmofl.evidence.examples import best_median_worst, disagreement
 from harmofl.evidence.report import Examples, SiteExamples
@@ -97,6 +97,9 @@ def _illustrated(
     task = model.task
     assert isinstance(task, Illustrating)
     data = task.open_site(folder, site, model.experiment, cache)
-    cases = list(task.illustrate(_at_site(model, data), data.test, workers=0))
+    try:
+        cases = list(task.illustrate(_at_site(model, data), data.test, workers=0))
+    except NotFiniteError as error:
+        raise JobError(f"no pictures of {site}: {model.path.name}: {error}") from None
     note = disagreement(cases, recorded) or ("" if cases else "No test case.")
     return SiteExamples(site, best_median_worst(cases), note)

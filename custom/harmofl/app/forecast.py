@@ -143,7 +143,7 @@ def measure_parts(experiment: Experiment) -> Parts:
     network = untrained_network(experiment)
     partition = partition_of(network, experiment.federation.local_layers)
     weights = select(state_arrays(network), partition.shared)
-    answer = _answer(weights, experiment)
+    answer = _answer(weights, experiment, partition.statistics)
     down, pack_task = _timed(lambda: fobs.dumps(pack_model(ModelMessage(weights, _amplitude(experiment)))))
     _, unpack_task = _timed(lambda: unpack_model(fobs.loads(down)))
     up, pack_answer = _timed(lambda: fobs.dumps(pack_update(answer)))
@@ -213,13 +213,13 @@ def forecast(
     )
 
 
-def _answer(weights: Arrays, experiment: Experiment) -> UpdateMessage:
+def _answer(weights: Arrays, experiment: Experiment, statistics: frozenset[str]) -> UpdateMessage:
     difference = {
         name: np.full_like(value, _ADDED) if value.dtype.kind == "f" else np.ones_like(value)
         for name, value in weights.items()
     }
     numbers = {"steps": 1, "images": 1, "loss": 1.0, "received_sha256": arrays_sha256(weights)}
-    return UpdateMessage(in_exchange_type(difference, experiment.federation.exchange), None, numbers)
+    return UpdateMessage(in_exchange_type(difference, experiment.federation.exchange, statistics), None, numbers)
 
 
 def _amplitude(experiment: Experiment) -> AmplitudeStatistic | None:

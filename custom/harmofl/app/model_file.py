@@ -14,6 +14,7 @@ from harmofl.core.amplitude import AmplitudeNormalization, RunningAmplitude
 from harmofl.core.contrast import has_contrast
 from harmofl.core.deployed import DeployedModel, DeployedNormalization
 from harmofl.core.partition import partition_of
+from harmofl.core.training import finite_logits
 from harmofl.experiment import Experiment
 from harmofl.flare.local_amplitude import build_normalization
 from harmofl.flare.state import Checkpoint, StateError
@@ -96,13 +97,14 @@ class LoadedModel:
         """Logits of images in order, in float32 on the CPU; no image changes the answer for another one.
 
         With `batch_stats` norm layers the inputs of one call are normalized with each other, so that a call gets those
-        of one case.
+        of one case. The predictor raises NotFiniteError where a logit is not finite.
         """
         model, batch_size = self.deployed(own_profile), self.experiment.training.batch_size
 
         @torch.no_grad()
         def predict(images_BCHW: Tensor) -> Tensor:
-            return torch.cat([model(part.to(self.device)).float().cpu() for part in images_BCHW.split(batch_size)])
+            parts = [model(part.to(self.device)).float().cpu() for part in images_BCHW.split(batch_size)]
+            return finite_logits(torch.cat(parts))
 
         return predict
 

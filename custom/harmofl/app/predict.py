@@ -12,6 +12,7 @@ from torch import Tensor
 from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel
 from harmofl.app.profile import hospital_profile
+from harmofl.core.training import NotFiniteError
 from harmofl.data.findings import CaseError, refusal
 from harmofl.flare.state import write_text_atomically
 from harmofl.tasks.single_images import Answer, ImageUse, SingleImage, image_use
@@ -72,7 +73,7 @@ def _predict_one(model: LoadedModel, use: ImageUse, step: Prediction, own: Tenso
     image = _read(use, step.source, model)
     for finding in image.findings:
         console.print(str(finding))
-    answer = _answer(model, image, own)
+    answer = _answer(model, image, step.source.name, own)
     if step.target is not None:
         use.write(answer, step.source, step.target)
     console.print(f"{step.source.name}: {answer.summary}{f' -> {step.target}' if step.target else ''}")
@@ -88,8 +89,12 @@ def _read(use: ImageUse, path: Path, model: LoadedModel) -> SingleImage:
     return use.read(path, model.experiment)
 
 
-def _answer(model: LoadedModel, image: SingleImage, own: Tensor | None) -> Answer:
-    return image.answer(model.predictor(model.own_profile_of(image) if own is None else own))
+def _answer(model: LoadedModel, image: SingleImage, name: str, own: Tensor | None) -> Answer:
+    try:
+        return image.answer(model.predictor(model.own_profile_of(image) if own is None else own))
+    except NotFiniteError as error:
+        message = f"{model.path.name} cannot be applied: {error}"
+        raise refusal("not_finite_output", name, message, "take the model of another round") from None
 
 
 def _plan(use: ImageUse, images: Sequence[Path], output: Path, *, force: bool) -> list[Prediction]:

@@ -57,13 +57,14 @@ def batches(
 
     Where a data set has a method `stored(item)`, which gives an item in the type that it keeps (uint8 stands for
     0..1, float16), batches are gathered, handed on by workers and copied to the device in that type. Of several
-    processes each gets its part of every batch and decodes no other image; the batches are those of one process with
-    the same generator and workers.
+    processes each gets its part of every batch and decodes no other image. The batches depend on data set, size and
+    generator alone: of as many processes as there may be, each must give an item as the others do, so that no data set
+    may draw random numbers.
 
     Args:
         dataset: items (image, target), images float32.
         batch_size: images.
-        generator: decides the order.
+        generator: decides the order, and serves nothing else until the last batch is taken: processes draw ahead.
         workers: processes that decode.
         device: of the batches.
         group: the processes that share the batches.
@@ -78,12 +79,17 @@ def batches(
     loader: DataLoader[tuple[Tensor, ...]] = DataLoader(
         _AsStored(dataset) if hasattr(dataset, "stored") else dataset,
         batch_sampler=ShardSampler(BatchSampler(order, batch_size, drop_last=False), group),
-        generator=generator,
+        generator=_worker_seeds(generator),
         num_workers=workers,
         pin_memory=device.type == "cuda",
     )
     # by map: no batch is held here while the next one is made, and its memory serves again
     return map(partial(_placed, device=device), loader)
+
+
+def _worker_seeds(order: torch.Generator | None) -> torch.Generator:
+    """What torch draws the seeds of loader processes from, with or without any: else from the order's or its own."""
+    return torch.Generator().manual_seed(0 if order is None else order.initial_seed())
 
 
 def _placed(batch: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:

@@ -23,8 +23,7 @@ class Partition:
         averaged: float entries of which the sites' mean is taken.
         maximum: integer and boolean entries, such as counters of batches, which a mean would break.
         local: entries that never leave a site.
-        parameters: those of `averaged` that training moves along gradients; the others are running statistics, which
-            are averaged whatever rule the server has for gradients.
+        parameters: those of `averaged` that training moves along gradients; the others are `statistics`.
     """
 
     averaged: tuple[str, ...]
@@ -36,6 +35,11 @@ class Partition:
     def shared(self) -> frozenset[str]:
         """What travels: all that is not local."""
         return frozenset(self.averaged + self.maximum)
+
+    @property
+    def statistics(self) -> frozenset[str]:
+        """Running means and variances: averaged whatever the server's rule and rate for gradients, never rounded."""
+        return frozenset(self.averaged) - self.parameters
 
 
 def partition_of(network: nn.Module, local_layers: LocalLayers) -> Partition:

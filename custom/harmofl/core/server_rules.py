@@ -89,13 +89,14 @@ class RoundMean:
 class ServerRule:
     """How a run's server makes the next global model.
 
-    `average` moves every entry by the server's learning rate times the mean difference (Algorithm 1). `nova` does so
+    `average` moves parameters by the server's learning rate times the mean difference (Algorithm 1). `nova` does so
     with FedNova's mean: for SGD, tau is that of `local_steps` with its momentum; for Adam, whose steps have about equal
     lengths, the number of steps. With `training.keep_moments` older gradients still move the weights, which tau leaves
     out. `adam` is FedAdam (Reddi et al., ICLR 2021, algorithm 2) in the form of torch.optim.Adam: the pseudo-gradient
     is minus the mean difference, both moments are corrected for their start at 0 (the paper does not correct them), and
-    epsilon, the paper's tau, is added to the square root of the corrected second moment. Running statistics and
-    counters take the whole of the mean difference there: they have no gradient.
+    epsilon, the paper's tau, is added to the square root of the corrected second moment. Entries that are no
+    parameters, running statistics and counters, take the whole of the mean difference whatever the rule: they have no
+    gradient, and a rate above 1 would put a variance beyond the sites' own, below 0.
 
     Attributes:
         moments: of `adam`, by parameter what torch.optim.Adam keeps; what a checkpoint must hold.
@@ -109,7 +110,7 @@ class ServerRule:
         Args:
             federation: names rule, rate and Adam's numbers.
             training: the sites' optimizer, which decides FedNova's tau.
-            parameters: entries that gradients move (`Partition.parameters`); `average` needs none.
+            parameters: entries that gradients move (`Partition.parameters`); rate and rule are for these alone.
         """
         self._settings, self._parameters = federation, parameters
         momentum = training.momentum if training.optimizer == "sgd" else 0.0
@@ -134,8 +135,8 @@ class ServerRule:
         """
         rate = self._settings.server_learning_rate
         if self._settings.server_optimizer != "adam":
-            return apply_difference(weights, difference, rate)
-        moved = apply_difference(weights, difference, 1.0)
+            return apply_difference(weights, difference, rate, self._parameters)
+        moved = apply_difference(weights, difference, 1.0, self._parameters)
         parameters = {
             name: torch.nn.Parameter(torch.as_tensor(np.array(value)))
             for name, value in weights.items()
@@ -153,8 +154,10 @@ class ServerRule:
         return moved | {name: _finite(name, value.detach().numpy()) for name, value in parameters.items()}
 
 
-def apply_difference(weights: Arrays, difference: Arrays, rate: float) -> dict[str, np.ndarray]:
-    """Weights moved by `rate` times the difference, in float32; counters take the whole of their maximum difference.
+def apply_difference(
+    weights: Arrays, difference: Arrays, rate: float, parameters: frozenset[str]
+) -> dict[str, np.ndarray]:
+    """Weights moved by the difference, in float32: parameters by `rate` times it, all other entries by the whole of it.
 
     Raises:
         ValueError: the moved weights are not finite, and must not become the global model.
@@ -163,7 +166,8 @@ def apply_difference(weights: Arrays, difference: Arrays, rate: float) -> dict[s
     for name, value in weights.items():
         change = difference[name]
         if np.issubdtype(value.dtype, np.floating):
-            moved[name] = _finite(name, value + np.asarray(rate, value.dtype) * change)
+            share = np.asarray(rate if name in parameters else 1.0, value.dtype)
+            moved[name] = _finite(name, value + share * change)
         else:
             moved[name] = (value + change).astype(value.dtype)
     return moved

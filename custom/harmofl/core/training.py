@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, cast
@@ -28,6 +28,10 @@ _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 class TrainingError(RuntimeError):
     """Training cannot go on; the message is one line without paths or patient names."""
+
+
+class NotFiniteError(TrainingError):
+    """A model gives logits that are not finite, from which no class follows."""
 
 
 class TrainingStoppedError(RuntimeError):
@@ -60,6 +64,18 @@ class RoundResult:
 def seed_of(seed: int, site: str, round_number: int) -> int:
     """A 63-bit seed that depends on run seed, site and round alone, equal on every platform."""
     digest = hashlib.sha256(f"{seed}/{site}/{round_number}/train".encode()).digest()
+    return int.from_bytes(digest[:8], "big") >> 1
+
+
+def stream_seed(seed: int, purpose: str, epoch: int = 0) -> int:
+    """A 63-bit seed for one purpose within a round, so that what is drawn for another purpose moves nothing.
+
+    Args:
+        seed: of the round, see `seed_of`.
+        purpose: what is drawn, such as `order`.
+        epoch: of the round, from 0.
+    """
+    digest = hashlib.sha256(f"{seed}/{purpose}/{epoch}".encode()).digest()
     return int.from_bytes(digest[:8], "big") >> 1
 
 
@@ -117,7 +133,9 @@ def fit_round(
         loss: scalar loss of logits in float32 and targets.
         dataset: items (image (C, H, W) float32, target).
         settings: batch size, epochs and precision.
-        seed: decides the order of the images and the augmentation, nothing else does.
+        seed: decides the order of the images, the augmentation and whatever network and loss draw from torch's own
+            generators (dropout, noise), each by a generator of its own; nothing else does, the number of loader
+            processes neither. Torch's generators are left as they were.
         should_stop: asked before every batch.
         terms: added to the loss of each pass, called with the normalized batch after the network has seen it; each the
             mean of something over images or a function of the weights alone.
@@ -142,23 +160,32 @@ def fit_round(
     skipped: int | Tensor = 0
     images_seen = 0
     network.train()
-    for images, targets, count, items in _augmented_batches(dataset, settings, seed, device, group):
-        if should_stop():
-            raise TrainingStoppedError("stopped between two batches")
-        normalization.observe(images, partial(group.gathered, count=count), items)
-        normalized = normalization(images).contiguous(memory_format=memory_format(settings.compile))
-        closure = partial(batch_loss, normalized, group.gathered(targets, count), count)
-        outcome = optimizer.step(closure, scaler, settings.clip_norm)
-        skipped = skipped + outcome.skipped
-        losses.append(outcome.loss)
-        images_seen += count
-    if not losses:
-        raise TrainingError("no training image: the training split is empty")
+    with _own_random_state(device, stream_seed(seed, "network")):
+        for images, targets, count, items in _augmented_batches(dataset, settings, seed, device, group):
+            if should_stop():
+                raise TrainingStoppedError("stopped between two batches")
+            normalization.observe(images, partial(group.gathered, count=count), items)
+            normalized = normalization(images).contiguous(memory_format=memory_format(settings.compile))
+            closure = partial(batch_loss, normalized, group.gathered(targets, count), count)
+            outcome = optimizer.step(closure, scaler, settings.clip_norm)
+            skipped = skipped + outcome.skipped
+            losses.append(outcome.loss)
+            images_seen += count
     return _finished(losses, int(skipped), images_seen)
+
+
+@contextmanager
+def _own_random_state(device: torch.device, seed: int) -> Iterator[None]:
+    """Torch's own generators, on the CPU and on a device, seeded for a while and then as before."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        torch.manual_seed(seed)
+        yield
 
 
 def _finished(losses: list[Tensor], skipped: int, images: int) -> RoundResult:
     """What a round did; loss and skipped steps stay on the device until here, for to read them is to wait."""
+    if not losses:
+        raise TrainingError("no training image: the training split is empty")
     if skipped == len(losses):
         raise TrainingError(
             f"none of {skipped} steps had finite loss and gradients above 0; lower training.learning_rate, or, where "
@@ -178,16 +205,19 @@ def _augmented_batches(
 
     With each come the number of images of the whole batch, and of each image of the part its number in the data set.
     """
-    order = torch.Generator().manual_seed(seed)
     numbered = Numbered(dataset)
-    for _ in range(settings.epochs):
+    for epoch in range(settings.epochs):
+        # Loaders draw ahead of what is trained on, as far as they have processes: nothing may share their generator.
+        order, augmentation = (
+            torch.Generator().manual_seed(stream_seed(seed, purpose, epoch)) for purpose in ("order", "augmentation")
+        )
         left = len(numbered)
         of_epoch = batches(numbered, settings.batch_size, order, settings.workers, device, group=group)
         for images, targets, items in of_epoch:
             count = min(settings.batch_size, left)
             left -= count
             if settings.augmentation == "flip_rotate":
-                yield *flip_and_rotate(images, targets, order, count, group.rows(count)), count, items
+                yield *flip_and_rotate(images, targets, augmentation, count, group.rows(count)), count, items
             else:
                 yield images, targets, count, items
 
@@ -204,6 +234,9 @@ def predict(
 
     Batches are cut to equal composition for a given input, but only networks with `instance` or tracked `batch` norm
     give one image alone the same answer as in a batch.
+
+    Raises:
+        NotFiniteError: a logit is not finite; the largest of such logits may be any class, so that it is no answer.
     """
     device = next(network.parameters()).device
     was_training = network.training
@@ -215,9 +248,21 @@ def predict(
             with autocast(device, precision):
                 logits = network(normalized)
             parts.append(logits.float().cpu())
-        return torch.cat(parts)
+        return finite_logits(torch.cat(parts))
     finally:
         network.train(was_training)
+
+
+def finite_logits(logits: Tensor) -> Tensor:
+    """Logits (B, classes, ...) as they are.
+
+    Raises:
+        NotFiniteError: one of them is not finite; says of how many images.
+    """
+    usable = logits.flatten(1).isfinite().all(1)
+    if bool(usable.all()):
+        return logits
+    raise NotFiniteError(f"the model's output is not finite for {int((~usable).sum())} of {len(logits)} images")
 
 
 def state_arrays(network: nn.Module) -> dict[str, np.ndarray]:

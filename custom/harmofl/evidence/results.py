@@ -115,6 +115,7 @@ class Results(Record):
     rounds: int
     best_round: int
     best_reason: str
+    best_sites: list[str] = []
     key_score: str
     score_note: str
     sites: dict[str, SiteResult]

@@ -23,9 +23,9 @@ from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering
 from harmofl.flare.live import note_failure, tell_progress
 from harmofl.flare.method_notes import amplitude_notes, method_notes
-from harmofl.flare.persistor import best_weights, keep_if_best, save_at_the_end
+from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at_the_end
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
-from harmofl.flare.record import close_round, end_books, mean_validation, score_text, write_evidence
+from harmofl.flare.record import close_round, end_books, score_text, write_evidence
 from harmofl.flare.server_run import ServerRun, open_run
 from harmofl.flare.state import StateError
 from harmofl.flare.wire import (
@@ -183,9 +183,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             f"round {record.round}: {len(accepted)} of {len(run.expected)} sites accepted, "
             f"received model scores {score_text(record.validation_mean)} on validation",
         )
-        # what was validated in this round is the aggregate of the round before
-        weights = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
-        keep_if_best(run, record.validation_mean, self._current_round - 1, weights)
+        keep_received_if_best(run, record, fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
 
     def _gather_amplitude(self, abort_signal: Signal, fl_ctx: FLContext) -> None:
         gathering = AmplitudeGathering(self.run.experiment)
@@ -244,8 +242,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         self._ask(EVALUATE_TASK, task_data, abort_signal, fl_ctx, needed=needed, received=received)
         if abort_signal.triggered:
             return
-        final_score = mean_validation({site: answer.numbers.get("validation") for site, answer in answers.items()})
-        save_at_the_end(weights, run, final_score, self._current_round)
+        validation = {site: answer.numbers.get("validation") for site, answer in answers.items()}
+        save_at_the_end(weights, run, validation, self._current_round)
         failure = run.shortfall(answers)
         self._closing_lines = write_evidence(run, {site: told.numbers for site, told in answers.items()}, failure)
         if failure:  # the evidence of what was trained is kept, but the job has failed

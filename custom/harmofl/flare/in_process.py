@@ -12,7 +12,7 @@ from harmofl.core.training import arrays_sha256
 from harmofl.experiment import Experiment
 from harmofl.flare.aggregator import AmplitudeGathering, contribution_weight, taken_steps
 from harmofl.flare.participant import Participant
-from harmofl.flare.persistor import best_weights, keep_if_best, save_at_the_end
+from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at_the_end
 from harmofl.flare.record import close_round, mean_validation, write_evidence
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.site import SiteConfig, SiteError
@@ -137,8 +137,7 @@ class InProcessFederation:
             self._freeze(updates)
         record = close_round(run, round_number, list(run.expected))
         run.closed.append(time.monotonic())
-        # what was validated in this round is the aggregate of the round before
-        keep_if_best(run, record.validation_mean, round_number - 1, self.weights)
+        keep_received_if_best(run, record, self.weights)
         self.weights = run.rule.next_model(self.weights, mean.mean())
         return {site: update.difference for site, update in updates.items() if update.difference is not None}
 
@@ -168,7 +167,7 @@ class InProcessFederation:
         answers = {site: self.participants[site].evaluate(task, run.best_round) for site in run.expected}
         for site, answer in answers.items():
             run.count_bytes(site, payload_bytes(answer))
-        score = mean_validation({site: answer.numbers.get("validation") for site, answer in answers.items()})
-        save_at_the_end(self.weights, run, score, self.experiment.federation.rounds)
+        validation = {site: answer.numbers.get("validation") for site, answer in answers.items()}
+        save_at_the_end(self.weights, run, validation, self.experiment.federation.rounds)
         write_evidence(run, {site: answer.numbers for site, answer in answers.items()})
-        return score
+        return mean_validation(validation)

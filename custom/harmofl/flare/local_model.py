@@ -65,7 +65,8 @@ class LocalModel:
 
     def change(self, before: Arrays, network: nn.Module) -> Arrays:
         """What training added to what travels, in the type in which it travels."""
-        return in_exchange_type(array_difference(before, self.shared(network)), self._experiment.federation.exchange)
+        exchange, statistics = self._experiment.federation.exchange, self._partition(network).statistics
+        return in_exchange_type(array_difference(before, self.shared(network)), exchange, statistics)
 
     def remembered(self, network: nn.Module) -> dict[str, Any]:
         """What the next task needs of a trained network, for the site's state."""

@@ -7,7 +7,7 @@ from dataclasses import astuple, replace
 from functools import cached_property
 from logging import Logger
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -17,6 +17,7 @@ from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
+    NotFiniteError,
     RoundResult,
     TrainingStoppedError,
     arrays_sha256,
@@ -157,7 +158,7 @@ class Participant:
         self._local.keep_best(best_round)
         network = self._placed(self._local.before_round(received.weights, round_number))
         normalization = self._normalization(received.amplitude)
-        validation = self._evaluate(network, normalization, self.data.validation)
+        validation = self._evaluate(network, normalization, "validation", "received")
         before = self._local.shared(network)
         score = None if self._local.begins_anew else validation.key_score
         numbers = self._counts() | {"validation": score, "received_sha256": arrays_sha256(before)}
@@ -204,11 +205,11 @@ class Participant:
         """
         normalization = self._normalization(received.amplitude)
         network = self._placed(self._local.last(received.weights))
-        final_validation = self._evaluate(network, normalization, self.data.validation)
-        scored = {"final": self._evaluate(network, normalization, self.data.test)}
+        final_validation = self._evaluate(network, normalization, "validation", "final")
+        scored = {"final": self._evaluate(network, normalization, "test", "final")}
         if received.best_weights is not None:
             network = self._placed(self._local.best(received.best_weights, best_round))
-            scored["best"] = self._evaluate(network, normalization, self.data.test)
+            scored["best"] = self._evaluate(network, normalization, "test", "best")
         self._log_late_findings()
         numbers = self._counts() | {
             "validation": final_validation.key_score,
@@ -261,14 +262,29 @@ class Participant:
             return self._site.workers
         return min(MOST_WORKERS, torch.get_num_threads()) if self._task.decodes_on_access else 0
 
-    def _evaluate(self, network: nn.Module, normalization: AmplitudeNormalization, split: Any) -> Evaluation:
-        settings = self._experiment.training
+    def _evaluate(
+        self,
+        network: nn.Module,
+        normalization: AmplitudeNormalization,
+        split: Literal["validation", "test"],
+        which: str,
+    ) -> Evaluation:
+        """Score a split; `which` names the model in what is said where it cannot be scored.
+
+        Raises:
+            NotFiniteError: the model's output is not finite.
+        """
+        settings, cases = self._experiment.training, {"validation": self.data.validation, "test": self.data.test}
 
         def logits(images: Tensor) -> Tensor:
             self._stop_if_asked()
             return predict(network, normalization, images, settings.batch_size, settings.precision)
 
-        return self._task.evaluate(logits, split, workers=self._workers)
+        try:
+            return self._task.evaluate(logits, cases[split], workers=self._workers)
+        except NotFiniteError as error:
+            mend = "lower training.learning_rate or federation.server_learning_rate"
+            raise NotFiniteError(f"the {which} model cannot be scored on {split} data: {error}; {mend}") from None
 
     def _group(self, start: RoundStart) -> AbstractContextManager[tuple[ProcessGroup, Callable[[], bool]]]:
         """The processes that share a round, and what to ask between its batches."""
@@ -276,7 +292,7 @@ class Participant:
             return nullcontext((ALONE, self._should_stop))
         check_several(self._site, start.network)
         self._logger.info(f"trains in {len(self._site.devices)} processes: {', '.join(self._site.devices)}")
-        site = replace(self._site, workers=self._workers)  # the batches of one process need equally many
+        site = replace(self._site, workers=self._workers)  # chosen by the threads of one process
         assignment = Assignment(self._experiment, site, self._run_id, self._pool, self._task, start.packed())
         return shared_round(assignment, self._should_stop)
 

@@ -10,7 +10,10 @@ from nvflare.app_common.abstract.model import ModelLearnable, ModelLearnableKey,
 from nvflare.app_common.abstract.model_persistor import ModelPersistor
 from nvflare.app_common.app_constant import AppConstants
 
+from harmofl.core.best_round import scores_higher
 from harmofl.core.partition import select
+from harmofl.evidence.results import RoundRecord
+from harmofl.flare.record import mean_validation
 from harmofl.flare.server_run import ServerRun, current_run
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL, checkpoint_path
 from harmofl.flare.state import Checkpoint
@@ -38,21 +41,36 @@ class CheckpointPersistor(ModelPersistor):
         save_model_file(model[ModelLearnableKey.WEIGHTS], run, next_round, run.folder / FINAL_MODEL)
 
 
+def keep_received_if_best(run: ServerRun, record: RoundRecord, weights: Mapping[str, np.ndarray]) -> None:
+    """The same for the model that a round began with: the sites validated it then, and the round before made it."""
+    keep_if_best(run, record.validation_mean, record.round - 1, weights)
+
+
 def keep_if_best(run: ServerRun, score: float | None, round_number: int, weights: Mapping[str, np.ndarray]) -> None:
-    """Save the model that came out of a round as the best one where it scores higher than any before it.
+    """Save the model that came out of a round as the best one where it scores higher, as `scores_higher` has it.
 
     Where no weights travel there is no file: the sites keep what they had after the best round.
+
+    Args:
+        run: its books hold what the sites scored the model.
+        score: mean of that.
+        round_number: that the model came out of; the untrained one, of round -1, is never the best.
+        weights: the model's.
     """
-    if round_number < 0 or score is None or (run.best_score is not None and score <= run.best_score):
+    scores = run.validation_of(round_number)
+    if round_number < 0 or score is None or not scores_higher(scores, run.best_scores):
         return
-    run.best_round, run.best_score = round_number, score
+    run.best_round, run.best_score, run.best_scores = round_number, score, scores
     if run.has_global_model:
         save_model_file(weights, run, round_number + 1, run.folder / BEST_MODEL)
 
 
-def save_at_the_end(weights: Mapping[str, np.ndarray], run: ServerRun, score: float | None, next_round: int) -> None:
-    """Settle the best round by the last model's score, and save the final model."""
-    keep_if_best(run, score, next_round - 1, weights)
+def save_at_the_end(
+    weights: Mapping[str, np.ndarray], run: ServerRun, validation: Mapping[str, float | None], next_round: int
+) -> None:
+    """Settle the best round by what the sites scored the last model on validation, and save the final model."""
+    run.final_validation = dict(validation)
+    keep_if_best(run, mean_validation(validation), next_round - 1, weights)
     if run.best_round is None:
         run.best_round = next_round - 1
         if run.has_global_model:

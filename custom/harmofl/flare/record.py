@@ -4,6 +4,7 @@ import hashlib
 import math
 import platform
 import time
+from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -59,7 +60,7 @@ def close_round(run: ServerRun, round_number: int, accepted: list[str]) -> Round
     return record
 
 
-def mean_validation(scores: dict[str, float | None]) -> float | None:
+def mean_validation(scores: Mapping[str, float | None]) -> float | None:
     """Mean over the sites whose score is defined and finite; None where there is none."""
     defined = [score for score in scores.values() if _finite(score) is not None]
     return sum(defined) / len(defined) if defined else None  # type: ignore[arg-type]
@@ -111,7 +112,6 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
     defined = {site: mean for site, mean in means.items() if mean is not None}
     worst = min(defined, key=lambda site: (defined[site], site)) if defined else None
     untested = [site for site in run.expected if site not in defined]
-    best, untrained = score_text(run.best_score), score_text(_untrained_score(run))
     return Results(
         format=FORMAT,
         experiment=experiment.model_dump(mode="json"),
@@ -122,7 +122,8 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
         seed=experiment.seed,
         rounds=experiment.federation.rounds,
         best_round=run.best_round if run.best_round is not None else experiment.federation.rounds - 1,
-        best_reason=f"highest mean validation {key} over sites: {best} (untrained model: {untrained})",
+        best_reason=_best_reason(run, key),
+        best_sites=sorted(run.best_scores),
         key_score=key,
         score_note=load_task(experiment).score_note,
         sites=sites,
@@ -152,20 +153,35 @@ def _warnings(run: ServerRun, sites_without_test: list[str]) -> list[str]:
         warnings.append(
             "split as_published: training and test share patients, so the test scores are higher than on new patients"
         )
-    untrained = _untrained_score(run)
-    if untrained is not None and run.best_score is not None and run.best_score <= untrained:
+    both = _best_and_untrained(run)
+    if both is not None and both[0] <= both[1]:
         warnings.append(
-            f"no model scores better on validation than the untrained one ({score_text(run.best_score)} against "
-            f"{score_text(untrained)}); more rounds or another training.learning_rate may help"
+            f"no model scores better on validation than the untrained one ({score_text(both[0])} against "
+            f"{score_text(both[1])}); more rounds or another training.learning_rate may help"
         )
     if sites_without_test:
         warnings.append(f"no test score from {', '.join(sites_without_test)}")
     return warnings
 
 
-def _untrained_score(run: ServerRun) -> float | None:
-    """What the sites measured on the model they received in round 0."""
-    return run.rounds[0].validation_mean if run.rounds and run.rounds[0].round == 0 else None
+def _best_reason(run: ServerRun, key: str) -> str:
+    """Why the best model is that, with its score and the untrained one's."""
+    both, alone = _best_and_untrained(run), mean_validation(run.validation_of(-1))
+    if run.best_score is None:
+        return f"no model has a validation {key}, so the last one counts (untrained model: {score_text(alone)})"
+    untrained = f" (untrained model: {score_text(None if both is None else both[1])})"
+    return (
+        f"highest mean validation {key} over sites: {score_text(run.best_score)} at {len(run.best_scores)} of "
+        f"{len(run.expected)} sites; of two models the sites that scored both decide{untrained}"
+    )
+
+
+def _best_and_untrained(run: ServerRun) -> tuple[float, float] | None:
+    """Mean scores of the best model and of the one of round 0 over the sites that scored both; None without any."""
+    untrained = run.validation_of(-1)
+    both = sorted(run.best_scores.keys() & untrained)
+    means = [mean_validation({site: held[site] for site in both}) for held in (run.best_scores, untrained)]
+    return None if means[0] is None or means[1] is None else (means[0], means[1])
 
 
 def score_text(score: float | None) -> str:

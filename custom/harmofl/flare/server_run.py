@@ -1,5 +1,6 @@
 """ServerRun: what the server knows about the run in progress, shared by its components through the FL context."""
 
+import math
 import shutil
 import time
 import uuid
@@ -58,6 +59,8 @@ class ServerRun:
     amplitude_noise: dict[str, dict[str, Any]] = field(default_factory=dict)
     best_round: int | None = None
     best_score: float | None = None
+    best_scores: dict[str, float] = field(default_factory=dict)  # by site
+    final_validation: dict[str, float | None] = field(default_factory=dict)
     rounds: list[RoundRecord] = field(default_factory=list)
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
     bytes_sent: dict[str, dict[str, int]] = field(default_factory=dict)
@@ -96,9 +99,7 @@ class ServerRun:
     @cached_property
     def rule(self) -> ServerRule:
         """How differences become the next model; holds what must last from round to round."""
-        settings = self.experiment.federation
-        averages = settings.server_optimizer == "average"
-        return ServerRule(settings, self.experiment.training, frozenset() if averages else self.partition.parameters)
+        return ServerRule(self.experiment.federation, self.experiment.training, self.partition.parameters)
 
     def initial_weights(self) -> dict[str, np.ndarray]:
         """The entries that travel, as the seed gives them."""
@@ -172,11 +173,22 @@ class ServerRun:
         for kind, size in sent.items():
             held[kind] = held.get(kind, 0) + size
 
+    def validation_of(self, round_number: int) -> dict[str, float]:
+        """By site, where it is defined, the validation score of the model that came out of a round.
+
+        The next round's answers hold it, and after the last round those to the evaluation.
+        """
+        is_last = round_number == self.experiment.federation.rounds - 1
+        told: Mapping[str, float | None] = self.final_validation if is_last else {}
+        told = next((record.validation for record in reversed(self.rounds) if record.round == round_number + 1), told)
+        return {site: score for site, score in told.items() if score is not None and math.isfinite(score)}
+
     def record(self) -> dict[str, Any]:
         """The part that a checkpoint keeps, as plain JSON data."""
         return {
             "best_round": self.best_round,
             "best_score": self.best_score,
+            "best_scores": self.best_scores,
             "rounds": [record.model_dump() for record in self.rounds],
             "bytes_sent": self.bytes_sent,
             "numbers": self.numbers,
@@ -203,6 +215,7 @@ class ServerRun:
         kept = checkpoint.record
         self.best_round, self.best_score = kept["best_round"], kept["best_score"]
         self.rounds = [RoundRecord.model_validate(record) for record in kept["rounds"]]
+        self.best_scores = _best_scores(kept, self)
         self.bytes_sent, self.numbers = kept["bytes_sent"], kept["numbers"]
         self.amplitude_patients = kept.get("amplitude_patients", {})
         self.amplitude_noise = kept.get("amplitude_noise", {})
@@ -253,6 +266,13 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     return run
 
 
+def _best_scores(kept: Mapping[str, Any], run: ServerRun) -> dict[str, float]:
+    """By site the score of the best model of a run's record; one of an earlier version has it in its rounds alone."""
+    if "best_scores" in kept or run.best_round is None:
+        return dict(kept.get("best_scores", {}))
+    return run.validation_of(run.best_round)
+
+
 def _refuse_shared_folders(experiment: Experiment, roots: Mapping[str, Path]) -> None:
     """In simulation the server sees what the sites see; a site without a folder says so itself."""
     for site, place in place_sites(experiment, roots).items():
@@ -261,12 +281,18 @@ def _refuse_shared_folders(experiment: Experiment, roots: Mapping[str, Path]) ->
 
 
 def _take_best_model(path: Path, run: ServerRun) -> None:
-    """Copy the best model of the run that is resumed into this job's folder."""
+    """Copy the best model of the run that is resumed into this job's folder.
+
+    It may be of a later round than the checkpoint says, where the server ended between the two: its own word counts.
+    """
     if run.best_round is None or not run.has_global_model:
         return
     if not path.is_file():
         raise StateError(f"{path}: the best model so far must lie beside the checkpoint; copy it there")
-    Checkpoint.load(path)  # a damaged one would end the job only after its last round
+    stored = Checkpoint.load(path)  # a damaged one would end the job only after its last round
+    if stored.next_round - 1 != run.best_round:
+        run.best_round, run.best_score = stored.record["best_round"], stored.record["best_score"]
+        run.best_scores = _best_scores(stored.record, run)
     shutil.copyfile(path, run.folder / BEST_MODEL)
     run.keep(BEST_MODEL)
 

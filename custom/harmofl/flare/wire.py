@@ -2,7 +2,8 @@
 
 Down, with every task: the header (run id, experiment hash, demo flag, round) and, for `train` and `evaluate`, weights
 and the frozen amplitude. Up: weight differences, the amplitude while it is being estimated, and numbers. Arrays are
-NumPy float32, but for differences where `federation.exchange` says float16; counters keep their integer type.
+NumPy float32, but for differences of parameters where `federation.exchange` says float16; counters keep their integer
+type.
 """
 
 import json
@@ -196,9 +197,10 @@ def unpack_update(shareable: Shareable) -> UpdateMessage:
     return UpdateMessage(weights.data if weights else None, amplitude, numbers)
 
 
-def in_exchange_type(difference: Arrays, exchange: str) -> Arrays:
-    """A difference as it travels: float entries rounded to `federation.exchange`.
+def in_exchange_type(difference: Arrays, exchange: str, statistics: frozenset[str] = frozenset()) -> Arrays:
+    """A difference as it travels: float entries rounded to `federation.exchange`, but for running statistics.
 
+    The change of a running variance that falls to nearly 0 would be rounded beyond the variance, to one below 0.
     float16 has steps of 6e-8 up to 1.2e-4, then of a 2048th to a 1024th of the number, and ends at 65504.
 
     Raises:
@@ -209,7 +211,8 @@ def in_exchange_type(difference: Arrays, exchange: str) -> Arrays:
     rounded = {}
     for name, value in difference.items():
         with np.errstate(over="ignore"):
-            rounded[name] = value.astype(np.float16) if value.dtype.kind == "f" else value
+            rounds = value.dtype.kind == "f" and name not in statistics
+            rounded[name] = value.astype(np.float16) if rounds else value
         if np.isinf(rounded[name]).any():
             largest = float(np.abs(value).max())
             raise MessageError(

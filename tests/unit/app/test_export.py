@@ -264,3 +264,20 @@ def test_the_model_file_is_only_read(prostate_model: ModelOfTask, tmp_path: Path
     before = hashlib.sha256(prostate_model.path.read_bytes()).hexdigest()
     assert export(prostate_model, "torchscript", tmp_path / "ts") == 0
     assert hashlib.sha256(prostate_model.path.read_bytes()).hexdigest() == before
+
+
+def test_the_exported_window_is_that_of_the_model_s_own_job(prostate_model: ModelOfTask, tmp_path: Path) -> None:
+    def narrow(content: dict[str, Any]) -> None:
+        experiment = json.loads(content["harmofl"]["experiment"])
+        assert experiment["reader"]["upper_percentile"] == 99
+        experiment["reader"]["upper_percentile"] = 60
+        content["harmofl"]["experiment"] = json.dumps(experiment)
+
+    model = load_model(altered(prostate_model.path, tmp_path / "narrow.pt", narrow))
+    settings = ExportedGraph(model, None).settings
+    assert settings["upper_percentile"] == volume_settings(model.experiment).upper_percentile == 60
+    scan = read_fitted_scan(prostate_model.images[0], volume_settings(model.experiment))
+    # the volume has the size of training: 40 % of its voxels lie at the end of the window or beyond
+    assert np.mean(scan.image == 1) == pytest.approx(0.4, abs=0.01)
+    data = read_scan(prostate_model.images[0]).data
+    np.testing.assert_allclose(windows(data, settings)[:, 1], scan.image, atol=2.0**-11)

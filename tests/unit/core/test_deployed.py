@@ -18,7 +18,17 @@ STEPS += [("window", region) for region in ("off", "dc", "low", "full", "site_ga
 
 def normalization(intensity: str, region: str, size: tuple[int, int] = (64, 64)) -> AmplitudeNormalization:
     """With the amplitude of some images frozen, and another profile as this site's own."""
-    made = AmplitudeNormalization(
+    made = build(intensity, region, size)
+    if region != "off":
+        made.freeze(made.statistics(images(6, size, seed=1)).mean(0), 6)
+    if region == "site_gain":
+        made.set_own(made.statistics(images(6, size, seed=2) ** 3).mean(0))
+    return made
+
+
+def build(intensity: str, region: str, size: tuple[int, int] = (64, 64)) -> AmplitudeNormalization:
+    """Before anything is frozen."""
+    return AmplitudeNormalization(
         intensity=intensity,  # type: ignore[arg-type]
         region=region,  # type: ignore[arg-type]
         low_fraction=0.1,
@@ -28,11 +38,6 @@ def normalization(intensity: str, region: str, size: tuple[int, int] = (64, 64))
         height=size[0],
         width=size[1],
     )
-    if region != "off":
-        made.freeze(made.statistics(images(6, size, seed=1)).mean(0), 6)
-    if region == "site_gain":
-        made.set_own(made.statistics(images(6, size, seed=2) ** 3).mean(0))
-    return made
 
 
 def images(count: int, size: tuple[int, int], seed: int = 0) -> Tensor:
@@ -57,6 +62,20 @@ def test_a_profile_is_that_of_the_images_of_the_case() -> None:
     shipped = DeployedNormalization(trained)
     trained.set_own(trained.statistics(case).mean(0))
     assert torch.allclose(shipped(case[:2], case), trained(case[:2]), atol=2e-5)
+
+
+@pytest.mark.parametrize(("apart", "gain"), [(10.0, 4.0), (-10.0, 0.25), (0.5, np.exp(0.5))])
+@pytest.mark.parametrize("by_case", [True, False])
+def test_the_gain_is_limited_to_a_factor_of_4(apart: float, gain: float, by_case: bool) -> None:
+    case = images(3, (64, 64), seed=5)
+    trained = normalization("zscore", "off")
+    standardized = trained(case)  # mean 0: its zero frequency, which has a gain of 1, holds nothing
+    trained = build("zscore", "site_gain")
+    own = trained.statistics(case).mean(0)
+    trained.freeze(own + apart, 6)  # every frequency is as far from the common amplitude, in logarithms
+    shipped = DeployedNormalization(trained, None if by_case else own)
+    found = shipped(case, case) if by_case else shipped(case)
+    assert torch.allclose(found, gain * standardized, rtol=1e-4, atol=1e-4)
 
 
 def test_the_profile_of_all_sites_together_filters_nothing() -> None:

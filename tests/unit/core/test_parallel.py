@@ -11,8 +11,8 @@ from torch.utils.data import BatchSampler, SequentialSampler, TensorDataset
 
 from harmofl.core import parallel
 from harmofl.core.augmentation import flip_and_rotate
-from harmofl.core.loading import batches
 from harmofl.core.parallel import ALONE, ProcessGroup, ShardSampler, has_batch_norm
+from harmofl.core.training import RoundSettings, _augmented_batches
 
 COUNTS = st.integers(1, 40)
 SIZES = st.integers(1, 6)
@@ -67,25 +67,21 @@ class Counted(TensorDataset):
         return super().__getitem__(index)
 
 
-@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("workers", [0, 1, 2])
 def test_processes_decode_their_images_of_the_batches_of_one(workers: int) -> None:
-    def seen(group: ProcessGroup) -> tuple[list[list[int]], Tensor]:
-        generator = torch.Generator().manual_seed(4)
-        held = [
-            targets.tolist() + torch.rand(1, generator=generator).tolist()  # drawn between batches, as augmentation is
-            for _ in range(2)
-            for _, targets in batches(data, 4, generator, workers, group=group)
-        ]
-        return held, generator.get_state()
+    def seen(group: ProcessGroup, workers: int) -> list[tuple[Tensor, Tensor, int]]:
+        settings = RoundSettings(4, 2, "flip_rotate", None, "float32", workers)
+        return list(_augmented_batches(data, settings, 4, torch.device("cpu"), group))
 
-    data = Counted(torch.zeros(10, 1, 2, 2), torch.arange(10))
-    whole, state = seen(ALONE)
+    images = torch.rand(10, 1, 4, 4, generator=torch.Generator().manual_seed(0))
+    data = Counted(images, torch.arange(10))
+    whole = seen(ALONE, 0)
+    assert [count for *_, count in whole] == [4, 4, 2, 4, 4, 2]
     for group in groups(2):
         data.asked.clear()
-        own, own_state = seen(group)
-        # the last entry is what was drawn
-        assert own == [[*batch[:-1][group.rows(len(batch) - 1)], batch[-1]] for batch in whole]
-        assert torch.equal(own_state, state)
+        for (images, targets, own_count), (of_all, labels, count) in zip(seen(group, workers), whole, strict=True):
+            rows = group.rows(count)
+            assert own_count == count and torch.equal(targets, labels[rows]) and torch.equal(images, of_all[rows])
         if workers == 0:
             assert len(data.asked) == 2 * 5, "no image of the other process"
 

@@ -56,7 +56,7 @@ def test_average_is_the_plain_mean_whatever_the_steps():
 def test_average_moves_by_its_rate():
     weights, difference = model(0), model(1)
     moved = rule(server_learning_rate=0.5).next_model(weights, difference)
-    assert bits(moved) == bits(apply_difference(weights, difference, 0.5))
+    assert bits(moved) == bits(apply_difference(weights, difference, 0.5, PARAMETERS))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
@@ -209,6 +209,28 @@ def test_c11_fedadam_moves_buffers_by_the_whole_mean():
     moved = rule("adam", **ADAM).next_model(weights, difference)
     assert moved["mean"].tobytes() == (weights["mean"] + difference["mean"]).tobytes()
     assert int(moved["count"]) == 5 and moved["count"].dtype == np.int64
+
+
+@pytest.mark.parametrize("rate", [0.5, 1.5, 2.0])
+@pytest.mark.parametrize("optimizer", ["average", "nova", "adam"])
+def test_no_rule_moves_a_running_statistic_beyond_the_sites_own(optimizer, rate):
+    chosen = rule(optimizer, server_learning_rate=rate)
+    weights = {"w": np.ones(2, np.float32), "var": np.array([1.0, 0.5], np.float32), "count": np.asarray(3, np.int64)}
+    # the sites' variances fell to 0.25 and 0 of 1, and to 0.125 and 0.25 of 0.5: 0.125 and 0.1875 on average
+    sent = [{"var": [-0.75, -0.375]}, {"var": [-1.0, -0.25]}]
+    differences = [
+        {"w": np.full(2, 0.5, np.float32), "count": np.asarray(4, np.int64), "var": np.array(one["var"], np.float32)}
+        for one in sent
+    ]
+    opened = chosen.open_round(weights)
+    for difference in differences:
+        opened.add(difference, 1, 2)
+    moved = chosen.next_model(weights, opened.mean())
+    assert moved["var"].tolist() == [0.125, 0.1875]
+    assert int(moved["count"]) == 7
+    if optimizer != "adam":
+        # FedNova of equal steps is the mean, up to the rounding of its division
+        np.testing.assert_allclose(moved["w"], 1 + rate * 0.5, rtol=1e-6)
 
 
 def test_fedadam_goes_on_where_its_moments_were_kept():

@@ -7,7 +7,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import DataLoader
+from torch import nn
+from torch.utils.data import DataLoader, RandomSampler
 from toy_segmentation import (
     BATCH,
     IMAGES,
@@ -31,6 +32,7 @@ from harmofl.core.training import (
     build_optimizer,
     fit_round,
     seed_of,
+    stream_seed,
 )
 
 
@@ -41,6 +43,47 @@ def test_seeds_depend_on_run_site_and_round_alone():
     seeds = {seed_of(s, site, r) for s in (0, 1) for site in ("A", "B") for r in (0, 1)}
     assert len(seeds) == 8
     assert all(0 <= seed < 2**63 for seed in seeds)
+
+
+def test_every_purpose_and_epoch_of_a_round_has_a_seed_of_its_own():
+    # SHA-256 of "5/order/1", as above
+    assert stream_seed(5, "order", 1) == int(hashlib.sha256(b"5/order/1").hexdigest()[:16], 16) // 2
+    seeds = {stream_seed(s, purpose, e) for s in (5, 6) for purpose in ("order", "augmentation") for e in (0, 1)}
+    assert len(seeds) == 8
+
+
+def with_dropout(seed=1, **given):
+    """Train a network that draws random numbers itself; its weights."""
+    model = nn.Sequential(network(), nn.Dropout(0.5))
+    optimizer = WeightPerturbation(build_optimizer(model, "sgd", 0.05, 0.9, 0.0), 0.05, model)
+    fit_round(model, normalization(), optimizer, cross_entropy, dataset(), settings=settings(**given), seed=seed)
+    return model
+
+
+def test_what_a_network_draws_comes_of_the_seed_and_moves_nothing_else():
+    torch.manual_seed(1)
+    expected = torch.rand(3)
+    torch.manual_seed(1)
+    first = with_dropout(epochs=2)
+    assert torch.equal(torch.rand(3), expected), "torch's own generator was left as it was"
+    torch.manual_seed(2)
+    assert equal(first, with_dropout(epochs=2))
+    assert equal(first, with_dropout(epochs=2, workers=2))
+    assert not equal(first, with_dropout(epochs=2, seed=2))
+
+
+def test_the_order_is_the_same_with_and_without_augmentation():
+    def seen(augmentation):
+        model, held = network(), []
+        model.register_forward_pre_hook(lambda module, inputs: held.append(inputs[0].flatten(2).sort().values))
+        optimizer = WeightPerturbation(build_optimizer(model, "sgd", 0.05, 0.9, 0.0), 0.0, model)
+        how = settings(augmentation=augmentation, epochs=2)
+        fit_round(model, normalization(intensity="none"), optimizer, cross_entropy, dataset(), settings=how, seed=3)
+        return torch.cat(held)
+
+    plain = seen("none")
+    assert torch.equal(plain, seen("flip_rotate")), "sorted pixels tell which image it is, however it is turned"
+    assert not torch.equal(plain[:IMAGES], plain[IMAGES:]), "each epoch has an order of its own"
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])
@@ -90,10 +133,10 @@ def test_without_perturbation_and_amplitude_it_is_a_plain_loop(norm, name):
         "sgd": lambda: torch.optim.SGD(plain.parameters(), lr=0.05, momentum=0.9, weight_decay=1e-4, fused=True),
         "adam": lambda: torch.optim.Adam(plain.parameters(), lr=0.05, weight_decay=1e-4, fused=True),
     }[name]()
-    loader = DataLoader(dataset(), BATCH, shuffle=True, generator=torch.Generator().manual_seed(5))
     losses = []
-    for _ in range(2):
-        for images, targets in loader:
+    for epoch in range(2):
+        order = torch.Generator().manual_seed(stream_seed(5, "order", epoch))
+        for images, targets in DataLoader(dataset(), BATCH, sampler=RandomSampler(dataset(), generator=order)):
             optimizer.zero_grad()
             loss = cross_entropy(plain(images.contiguous(memory_format=torch.channels_last)), targets)
             loss.backward()

@@ -6,7 +6,7 @@ import torch
 from toy_segmentation import BATCH, IMAGES, SIZE, dataset, equal, fitted, network, normalization
 
 from harmofl.core.networks import build_network
-from harmofl.core.training import TrainingError, load_arrays, predict, state_arrays
+from harmofl.core.training import NotFiniteError, TrainingError, load_arrays, predict, state_arrays
 
 
 @pytest.mark.parametrize("training", [True, False])
@@ -41,6 +41,14 @@ def test_a_failure_while_predicting_leaves_the_mode_as_it_was():
     with pytest.raises(RuntimeError):
         predict(model, normalization(), torch.zeros(2, 5, SIZE, SIZE), BATCH)  # five channels, not three
     assert model.training
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_no_answer(value):
+    images = dataset().tensors[0]
+    images[[1, 7], 0, 3, 3] = value
+    with pytest.raises(NotFiniteError, match=f"the model's output is not finite for 2 of {IMAGES} images"):
+        predict(network(), normalization(intensity="none"), images, BATCH)
 
 
 @pytest.mark.parametrize("norm", ["instance", "batch", "batch_stats"])

@@ -39,8 +39,8 @@ def dataset(count=IMAGES, size=SIZE):
     return TensorDataset(images, (images[:, 1] > 0.5).long())
 
 
-def settings(augmentation="flip_rotate", epochs=1, batch_size=BATCH, precision="float32", clip_norm=None):
-    return RoundSettings(batch_size, epochs, augmentation, clip_norm, precision)
+def settings(augmentation="flip_rotate", epochs=1, batch_size=BATCH, precision="float32", clip_norm=None, *, workers=0):
+    return RoundSettings(batch_size, epochs, augmentation, clip_norm, precision, workers)
 
 
 cross_entropy = nn.functional.cross_entropy

@@ -92,6 +92,19 @@ def test_a_border_lies_where_the_probabilities_cross() -> None:
         assert labels.sum(dim=-1).unique().tolist() == [size // 2]
 
 
+def test_pixels_are_areas_on_the_way_back_to_the_grid() -> None:
+    # Twice the pixels over the same field: centers at -0.25, 0.25, 0.75 and 1.25 of the small grid, so that 0 and 0.7
+    # become 0, 0.175, 0.525 and 0.7. With corner pixels laid on each other they would be 0, 0.23, 0.47 and 0.7.
+    share = torch.tensor([[0.0, 0.7]])
+    labels = labels_on_grid(torch.stack([1 - share, share])[None], 1, 4)
+    assert labels.tolist() == [[[0, 0, 1, 1]]]
+    upright = labels_on_grid(torch.stack([1 - share.T, share.T])[None], 4, 1)
+    assert upright.flatten().tolist() == [0, 0, 1, 1]
+    # from 4 pixels to 2: centers at 0.5 and 2.5, the means of neighbors, 0.45 and 0.55; corners would be 0 and 0.2
+    share = torch.tensor([[0.0, 0.9, 0.9, 0.2]])
+    assert labels_on_grid(torch.stack([1 - share, share])[None], 1, 2).tolist() == [[[0, 1]]]
+
+
 @pytest.mark.parametrize(
     ("array", "code"),
     [(np.zeros((20, 16, 6), np.int16), "constant_image"), (np.full((20, 16, 6), np.nan, np.float32), "not_finite")],

@@ -11,7 +11,7 @@ from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 
-from harmofl.core.training import TrainingError, TrainingStoppedError
+from harmofl.core.training import NotFiniteError, TrainingError, TrainingStoppedError
 from harmofl.data.findings import DataRootError
 from harmofl.experiment import ExperimentError, resolve
 from harmofl.flare.executor import HarmoFLExecutor
@@ -45,6 +45,7 @@ def failing(error: BaseException) -> HarmoFLExecutor:
         (SiteError("no_data", "site HK has no case"), "no_data", "site HK has no case"),
         (DataRootError(f"{SECRET} is missing"), "data_root", "its data folder cannot be used"),
         (TrainingError("lower training.learning_rate"), "TrainingError", "lower training.learning_rate"),
+        (NotFiniteError("the received model"), "NotFiniteError", "site HK: the received model"),
         (MessageError("no header"), "MessageError", "no header"),
         (ExperimentError("data.height: is missing"), "ExperimentError", "data.height"),
         (torch.OutOfMemoryError(SECRET), "out_of_memory", "lower training.batch_size"),

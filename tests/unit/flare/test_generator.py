@@ -7,10 +7,12 @@ from nvflare.app_common.abstract.model import ModelLearnableKey, make_model_lear
 from nvflare.app_common.app_constant import AppConstants
 
 from harmofl.core.networks import build_network
-from harmofl.core.server_rules import apply_difference
+from harmofl.core.server_rules import ServerRule, apply_difference
 from harmofl.core.training import arrays_sha256, load_arrays, state_arrays
 from harmofl.flare.generator import HarmoFLShareableGenerator
 from harmofl.flare.wire import AmplitudeStatistic, TaskHeader, read_header, unpack_model
+
+PARAMETERS = frozenset({"w", "scale"})
 
 
 def difference():
@@ -39,21 +41,23 @@ def test_a_train_task_carries_header_weights_and_frozen_amplitude(make_run, make
     assert run.model_sha256 == arrays_sha256(received.weights)
 
 
-@pytest.mark.parametrize("rate", [1.0, 0.5])
+@pytest.mark.parametrize("rate", [1.0, 0.5, 2.0])
 def test_the_next_model_is_theta_plus_rate_times_difference(make_run, make_context, weights, wire, rate):
     run = make_run({"federation.server_learning_rate": rate})
+    run.rule = ServerRule(run.experiment.federation, run.experiment.training, frozenset({"w"}))
     mean = wire(DXO(DataKind.WEIGHT_DIFF, data=difference()).to_shareable())
     model = HarmoFLShareableGenerator().shareable_to_learnable(mean, make_context(run))
     moved = model[ModelLearnableKey.WEIGHTS]
     # quarters and halves are exact in float32
     assert moved["w"].tolist() == (np.arange(6).reshape(2, 3) + rate * 0.25).tolist()
-    assert float(moved["scale"]) == 1.5 - rate
+    # no parameter: the whole of it
+    assert float(moved["scale"]) == 0.5
     # a counter counts what happened: no rate
     assert int(moved["count"]) == 10
 
 
 def test_types_and_shapes_are_kept(weights):
-    moved = apply_difference(weights, difference(), 0.1)
+    moved = apply_difference(weights, difference(), 0.1, PARAMETERS)
     kinds = {name: (np.asarray(value).dtype, np.shape(value)) for name, value in moved.items()}
     assert kinds == {name: (value.dtype, value.shape) for name, value in weights.items()}
 
@@ -62,12 +66,12 @@ def test_the_rate_is_applied_in_float32():
     # 0.1 as float32 times 3, rounded to float32, added to 1, rounded to float32: no float64 on the way
     weights, change = {"w": np.ones(1, np.float32)}, {"w": np.full(1, 3, np.float32)}
     expected = np.float32(1) + np.float32(np.float32(0.1) * np.float32(3))
-    assert apply_difference(weights, change, 0.1)["w"].tobytes() == np.array([expected]).tobytes()
+    assert apply_difference(weights, change, 0.1, PARAMETERS)["w"].tobytes() == np.array([expected]).tobytes()
 
 
 def test_no_difference_is_the_identity(weights):
     nothing = {name: np.zeros_like(value) for name, value in weights.items()}
-    moved = apply_difference(weights, nothing, 1.0)
+    moved = apply_difference(weights, nothing, 1.0, PARAMETERS)
     assert {name: np.asarray(value).tobytes() for name, value in moved.items()} == {
         name: value.tobytes() for name, value in weights.items()
     }
@@ -75,7 +79,7 @@ def test_no_difference_is_the_identity(weights):
 
 def test_the_old_model_is_left_alone(weights):
     before = {name: value.tobytes() for name, value in weights.items()}
-    apply_difference(weights, difference(), 1.0)
+    apply_difference(weights, difference(), 1.0, PARAMETERS)
     assert {name: value.tobytes() for name, value in weights.items()} == before
 
 
@@ -84,7 +88,7 @@ def test_a_network_moves_by_a_difference_and_server_and_site_agree_on_its_hash(w
     first, second = (build_network("unet", 3, (0.5, 0.5), width=2, norm="batch", seed=seed) for seed in (0, 1))
     old, new = state_arrays(first), state_arrays(second)
     new = {name: value + 5 if name.endswith("num_batches_tracked") else value for name, value in new.items()}
-    moved = apply_difference(old, {name: new[name] - old[name] for name in old}, 1.0)
+    moved = apply_difference(old, {name: new[name] - old[name] for name in old}, 1.0, frozenset(old))
     run = make_run()
     context = make_context(run)
     context.set_prop(AppConstants.CURRENT_ROUND, 5, private=True, sticky=True)

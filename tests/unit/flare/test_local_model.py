@@ -15,6 +15,7 @@ from harmofl.data.synthetic import write_prostate_site
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.method_notes import method_notes
 from harmofl.flare.persistor import best_weights, keep_if_best, save_at_the_end
+from harmofl.flare.record import close_round
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 from harmofl.flare.state import Checkpoint, SiteState
 from harmofl.flare.wire import ModelMessage, payload_bytes
@@ -174,7 +175,7 @@ def test_in_round_0_every_site_scores_the_untrained_model(start: Start) -> None:
 def test_c10_the_global_file_loads_and_says_that_it_has_no_usable_norm_layers(start: Start) -> None:
     toy = start("fedbn")
     toy.round(0)
-    save_at_the_end(toy.weights, toy.run, 0.5, 1)
+    save_at_the_end(toy.weights, toy.run, {site: 0.5 for site in SITES}, 1)
     initial = state_arrays(untrained_network(toy.experiment))
     for name in (BEST_MODEL, FINAL_MODEL):
         saved = {key: value.numpy() for key, value in Checkpoint.load(toy.run.folder / name).model.items()}
@@ -223,8 +224,10 @@ def test_local_only_sends_numbers_alone_and_every_site_goes_on_with_its_own_mode
 def test_local_only_leaves_no_global_model(start: Start) -> None:
     toy = start("local_only")
     toy.round(0)
+    toy.run.numbers = {site: {"validation": 0.4} for site in toy.run.expected}
+    close_round(toy.run, 1, toy.run.expected)
     keep_if_best(toy.run, 0.4, 0, toy.weights)
-    save_at_the_end(toy.weights, toy.run, 0.3, 2)
+    save_at_the_end(toy.weights, toy.run, dict.fromkeys(toy.run.expected, 0.3), 2)
     assert toy.run.best_round == 0 and best_weights(toy.run) == {}
     assert not (toy.run.folder / BEST_MODEL).exists()
     checkpoint = Checkpoint.load(toy.run.folder / FINAL_MODEL)  # what a resumed run needs

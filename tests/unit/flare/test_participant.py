@@ -16,6 +16,7 @@ from torch.utils.data import Dataset
 
 from harmofl.core.parallel import ALONE
 from harmofl.core.training import (
+    NotFiniteError,
     RoundSettings,
     TrainingStoppedError,
     _augmented_batches,
@@ -30,6 +31,8 @@ from harmofl.flare.participant import Participant
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.wire import Arrays, ModelMessage
 from harmofl.tasks import resolve_experiment, untrained_network
+from harmofl.tasks.answers import Evaluation
+from harmofl.tasks.prostate import TASK
 
 CASES = 8
 
@@ -87,6 +90,29 @@ def test_a_new_process_goes_on_with_the_moments_and_an_old_state_is_not_mixed_up
     assert all(np.array_equal(second[name], again[name]) for name in weights)
     without = make(experiment).train(5, message)
     assert without.difference is not None and "no state of round 4; moments start anew" in caplog.text
+
+
+class Told(type(TASK)):  # type: ignore[misc]
+    """The prostate task, but a split's score is what was said beforehand."""
+
+    def __init__(self, scores: dict[int, float]) -> None:
+        self._scores = scores
+
+    def evaluate(self, predict: Any, split: Any, *, workers: int) -> Evaluation:
+        score = self._scores[id(split)]
+        return Evaluation(score, {"dice": [score]})
+
+
+def test_validation_is_scored_on_validation_cases_and_the_test_on_test_cases(experiment: Experiment, make: Any) -> None:
+    site = make(experiment)
+    names = {part: {case.volume.name for case in getattr(site.data, part)} for part in ("validation", "test")}
+    assert names["validation"] and names["test"] and not names["validation"] & names["test"]
+    site._task = Told({id(site.data.validation): 0.25, id(site.data.test): 0.75})
+    message = ModelMessage(weights_of(experiment), site.estimate_amplitude().amplitude)
+    assert site.train(0, message).numbers["validation"] == 0.25
+    last = site.evaluate(ModelMessage(message.weights, message.amplitude, best_weights=message.weights)).numbers
+    assert last["validation"] == 0.25
+    assert last["test"] == {"final": {"dice": [0.75]}, "best": {"dice": [0.75]}}
 
 
 @pytest.mark.parametrize(("own", "job", "sent"), [(1, 1, True), (CASES, 1, False), (1, CASES, False)])
@@ -195,6 +221,38 @@ def test_demo_data_of_other_settings_is_not_taken_from_a_kept_state_root(written
         site = make(experiment, simulated=True, data_root=None)
         statistics.append(site.estimate_amplitude().amplitude.values)
     assert not np.array_equal(*statistics)
+
+
+@pytest.fixture
+def broken(written: dict[str, Any]) -> tuple[Experiment, Arrays]:
+    """An experiment with batch norm, and weights of it with a variance below 0."""
+    for key, value in {"method": "fedavg", "network.norm": "batch", "federation.exchange": "float16"}.items():
+        set_key(written, key, value)
+    experiment = resolve_experiment(written)
+    weights = weights_of(experiment)
+    name = next(name for name in weights if name.endswith("running_var"))
+    return experiment, {**weights, name: np.full_like(weights[name], -1)}
+
+
+def test_a_model_whose_output_is_not_finite_is_no_background(broken: Any, make: Any) -> None:
+    experiment, weights = broken
+    site, good = make(experiment), weights_of(experiment)
+    # 8 cases of 4 slices: a volume at a time is predicted
+    said = r"model cannot be scored on {} data: the model's output is not finite for 4 of 4 images; lower training"
+    with pytest.raises(NotFiniteError, match="the received " + said.format("validation")):
+        site.train(0, ModelMessage(weights))
+    with pytest.raises(NotFiniteError, match="the final " + said.format("validation")):
+        site.evaluate(ModelMessage(weights, None, best_weights=good))
+    with pytest.raises(NotFiniteError, match="the best " + said.format("test")):
+        site.evaluate(ModelMessage(good, None, best_weights=weights))
+
+
+def test_running_statistics_leave_a_site_as_they_are(broken: Any, make: Any) -> None:
+    experiment, _ = broken
+    difference = make(experiment).train(0, ModelMessage(weights_of(experiment))).difference
+    kinds = {name.rpartition(".")[2]: value.dtype for name, value in difference.items()}
+    assert kinds["running_mean"] == kinds["running_var"] == np.float32 and kinds["num_batches_tracked"] == np.int64
+    assert kinds["weight"] == kinds["bias"] == np.float16
 
 
 def test_a_site_sends_float16_where_the_job_says_so(written: dict[str, Any], make: Any, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ def run(make_run, numbers):
     close_round(run, 1, ["C", "A", "B"])
     run.refused["C"] = "entry w holds values that are not finite"
     close_round(run, 2, ["A", "B"])
-    run.best_round, run.best_score = 1, 0.25
+    run.best_round, run.best_score, run.best_scores = 1, 0.25, {"A": 0.25, "B": 0.25}
     for name in (BEST_MODEL, FINAL_MODEL):
         (run.folder / name).write_bytes(name.encode())
     return run
@@ -61,7 +61,8 @@ def test_a_round_is_recorded(run, numbers):
 
 @pytest.mark.parametrize(("best", "warned"), [(0.2, True), (0.25, True), (0.3, False), (None, False)])
 def test_a_best_model_no_better_than_the_untrained_one_is_announced(run, numbers, best, warned):
-    run.best_score = best  # the untrained model scored 0.25
+    # the untrained model scored 0.25 everywhere
+    run.best_score, run.best_scores = best, {} if best is None else {"A": best, "B": best}
     _, lines = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
     assert (
         any("WARNING: no model scores better on validation than the untrained one" in line for line in lines) == warned
@@ -96,7 +97,11 @@ def test_the_mean_validation_leaves_out_what_is_undefined(scores, mean):
 def test_results_hold_the_best_and_the_final_model(run, numbers):
     results, _ = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
     assert (results.best_round, results.rounds, results.method, results.demo) == (1, 3, "harmofl", False)
-    assert results.best_reason == "highest mean validation dice over sites: 0.250 (untrained model: 0.250)"
+    assert results.best_reason == (
+        "highest mean validation dice over sites: 0.250 at 2 of 3 sites; of two models the sites that scored both "
+        "decide (untrained model: 0.250)"
+    )
+    assert results.best_sites == ["A", "B"]
     # A: (0.9 + 0.7) / 2, B: (0.5 + 0.6) / 2 with one undefined, C: 0.4
     assert {site: result.test["dice"].mean for site, result in results.sites.items()} == {
         "A": pytest.approx(0.8),
@@ -197,10 +202,12 @@ def test_of_two_equally_bad_sites_the_first_by_name_is_the_worst(run, numbers):
 
 
 def test_without_any_best_round_the_last_one_is_named(run, numbers):
-    run.best_round = run.best_score = None
+    run.best_round, run.best_score, run.best_scores = None, None, {}
     results, _ = written_results(run, {"A": evaluation("A", numbers, best=False)})
-    assert results.best_round == 2
-    assert results.best_reason.endswith("undefined (untrained model: 0.250)")
+    assert (results.best_round, results.best_sites) == (2, [])
+    assert results.best_reason.startswith(
+        "no model has a validation dice, so the last one counts (untrained model: 0.250)"
+    )
 
 
 def test_hashes_and_versions(run, numbers):

@@ -29,6 +29,7 @@ from harmofl.tasks import resolve_experiment
 JOBS = Path(__file__).resolve().parents[3] / "jobs"
 NOVA, ADAM = {"method": "fednova"}, {"method": "fedadam"}
 CENTRAL = {"method": "central"}
+BATCH_NORM = {"network.norm": "batch"}
 
 
 def with_toy_parameters(run: ServerRun) -> ServerRun:
@@ -47,6 +48,23 @@ def test_fednova_normalizes_by_the_steps_that_were_taken(opened, answer):
     result = aggregate(aggregator, context)
     np.testing.assert_allclose(result["w"], np.full((2, 3), expected), rtol=1e-6)
     assert int(result["count"]) == 9
+
+
+@pytest.mark.parametrize("optimizer", ["average", "nova", "adam"])
+def test_every_rule_knows_the_parameters_of_the_network(make_run, optimizer):
+    run = make_run({"federation.server_optimizer": optimizer, "federation.server_learning_rate": 2.0, **BATCH_NORM})
+    weights = run.initial_weights()
+    variances = [name for name in weights if name.endswith("running_var")]
+    assert variances
+    change = {name: np.full_like(value, -0.75 if name in variances else 1) for name, value in weights.items()}
+    mean = run.rule.open_round(weights)
+    mean.add(change, 1, 1)
+    moved = run.rule.next_model(weights, mean.mean())
+    # every variance begins at 1; twice the difference would leave -0.5
+    assert all((moved[name] == 0.25).all() for name in variances)
+    convolution = next(name for name in weights if name.endswith("conv.weight"))
+    # twice the difference of 1; Adam's first step is its rate, whatever the gradient
+    assert float((moved[convolution] - weights[convolution]).mean()) == pytest.approx(2, rel=1e-2)
 
 
 @pytest.mark.parametrize("told", [{"steps": 0}, {"steps": 2, "skipped_steps": 2}, {"steps": ...}])
@@ -72,7 +90,7 @@ def test_c11_a_resumed_run_goes_on_with_the_server_s_moments(make_run, weights, 
     assert whole.experiment.hash == run.experiment.hash
     first = whole.rule.next_model(weights, difference(0.25))
     run.rule.next_model(weights, difference(0.25))
-    save_at_the_end(first, run, 0.5, 1)
+    save_at_the_end(first, run, {"A": 0.5}, 1)
     resumed = with_toy_parameters(make_run())
     checkpoint = Checkpoint.load(tmp_path / FINAL_MODEL)
     resumed.continue_from(checkpoint)
@@ -85,7 +103,7 @@ def test_c11_a_resumed_run_goes_on_with_the_server_s_moments(make_run, weights, 
 
 def test_a_checkpoint_of_a_version_without_moments_still_loads(make_run, weights, tmp_path):
     run = make_run()
-    save_at_the_end(weights, run, 0.5, 1)
+    save_at_the_end(weights, run, {"A": 0.5}, 1)
     held = torch.load(tmp_path / FINAL_MODEL, weights_only=True)
     del held["harmofl"]["server_moments"]
     torch.save(held, tmp_path / FINAL_MODEL)
@@ -101,6 +119,27 @@ def test_every_task_tells_the_best_round_and_whose_data_is_pooled(make_run, make
     )
     header = read_header(wire(generator.learnable_to_shareable(learnable, make_context(run))))
     assert (header.best_round, header.pooled_sites) == (2, ("A", "B", "C"))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_a_site_s_moments_are_those_of_an_optimizer_that_lives_on(written, tmp_path, optimizer):
+    write_prostate_site(tmp_path / "data" / "HK", "siemens_1.5t_endorectal", 4, 0, matrix=64, slices=4)
+    results = {}
+    for kept in (True, False):
+        changes = {"method": "fedavg", "training.optimizer": optimizer, "training.keep_moments": kept}
+        for key, value in (changes | {"training.learning_rate": 0.01, "training.momentum": 0.9}).items():
+            set_key(written, key, value)
+        experiment = resolve_experiment(written)
+        # a new object for every task, as a new process would be: what lasts is in its state
+        rounds = ToyRounds(experiment, tmp_path / "data", tmp_path / str(kept), ("HK",))
+        rounds.rounds(2)
+        results[kept] = rounds.weights
+    living = HandRounds(experiment, {"HK": rounds.site("HK").data.training}, ())
+    living.round(0)
+    living.round(1)
+    expected = {name: value.numpy() for name, value in living.networks["HK"].state_dict().items()}
+    assert all(np.array_equal(results[True][name], value) for name, value in expected.items())
+    assert any(not np.array_equal(results[False][name], value) for name, value in expected.items())
 
 
 def test_on_pooled_data_the_first_site_trains_and_all_are_needed(opened, answer):

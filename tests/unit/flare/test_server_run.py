@@ -18,6 +18,14 @@ JOB = "6f84c8d9-90d2-404a-9d40-a8408d110832"
 OTHER = "11111111-2222-3333-4444-555555555555"
 
 
+def validate(run, round_number, *scores) -> None:
+    """Enter into the books what A, B and C scored the model that came out of a round; None where a site missed it."""
+    told = {site: score for site, score in zip("ABC", scores, strict=False) if score is not None}
+    for site, score in told.items():
+        run.numbers[site] = {"validation": score}
+    close_round(run, round_number + 1, sorted(told))
+
+
 @pytest.fixture
 def stored(make_run, tmp_path: Path):
     """A run at a real server, which keeps checkpoints below `runs`."""
@@ -28,6 +36,7 @@ def stored(make_run, tmp_path: Path):
 
 def test_every_model_file_is_kept_beyond_the_job(stored, weights) -> None:
     save_model_file(weights, stored, 3, stored.folder / FINAL_MODEL)
+    validate(stored, 1, 0.5)
     keep_if_best(stored, 0.5, 1, weights)
     for name in (FINAL_MODEL, BEST_MODEL):
         assert (stored.store / name).read_bytes() == (stored.folder / name).read_bytes()
@@ -38,6 +47,8 @@ def test_every_model_file_is_kept_beyond_the_job(stored, weights) -> None:
 
 @pytest.mark.parametrize(("score", "kept"), [(0.6, True), (0.5, False), (0.4, False), (None, False)])
 def test_only_a_better_score_replaces_the_best_model(stored, weights, score, kept) -> None:
+    validate(stored, 1, 0.5)
+    validate(stored, 2, score)
     keep_if_best(stored, 0.5, 1, weights)
     before = (stored.folder / BEST_MODEL).read_bytes()
     keep_if_best(stored, score, 2, {**weights, "w": weights["w"] + 1})
@@ -46,6 +57,7 @@ def test_only_a_better_score_replaces_the_best_model(stored, weights, score, kep
 
 
 def test_the_untrained_model_is_no_best_model(stored, weights) -> None:
+    validate(stored, -1, 0.9)
     keep_if_best(stored, 0.9, -1, weights)
     assert stored.best_round is None and not (stored.folder / BEST_MODEL).exists()
 
@@ -140,6 +152,7 @@ def test_a_copy_that_fails_leaves_the_old_checkpoint(stored, weights, monkeypatc
 
 
 def test_the_best_model_so_far_comes_along(stored, weights) -> None:
+    validate(stored, 1, 0.5)
     keep_if_best(stored, 0.5, 1, weights)
     kept, best = stored.store / BEST_MODEL, (stored.store / BEST_MODEL).read_bytes()
     resumed = type(stored)(stored.experiment, False, stored.folder / "new", ["A"], stored.store.with_name(OTHER))

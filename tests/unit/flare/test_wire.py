@@ -242,6 +242,16 @@ def test_float16_rounds_a_change_to_a_small_part_of_it_or_to_a_step(weights):
     assert got[3] == 0
 
 
+def test_running_statistics_are_not_rounded():
+    # 1.0006 is 1.0009765625 in float16, whose steps are 2^-10 there: a variance that fell to 0 would be -0.0004
+    before = np.array([1.0006], np.float32)
+    fell = {"norm.running_var": -before, "w": -before}
+    sent = in_exchange_type(fell, "float16", frozenset({"norm.running_var"}))
+    assert {name: value.dtype for name, value in sent.items()} == {"norm.running_var": np.float32, "w": np.float16}
+    assert (before + sent["norm.running_var"]).tolist() == [0]
+    assert (before + sent["w"] < -3e-4).all()
+
+
 def test_a_change_beyond_float16_is_named_and_not_sent(weights):
     with pytest.raises(MessageError, match=r"changed scale by 7e\+04, float16 ends at 65504; set federation.exchange"):
         in_exchange_type(weights | {"scale": np.array(-7e4, np.float32)}, "float16")

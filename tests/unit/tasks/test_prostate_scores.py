@@ -1,0 +1,94 @@
+"""The prostate task's Dice of a volume by hand, and the window of the reader that the job sets."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import nibabel
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from harmofl.data.synthetic import write_prostate_site
+from harmofl.data.volumes import Volume
+from harmofl.experiment import Experiment
+from harmofl.tasks.prostate import TASK, ScoredVolume, volume_settings
+
+Resolve = Callable[..., Experiment]
+JOB = "harmofl_prostate"
+SIZE = 8
+
+
+def scored(masked: dict[int, int], depth: int) -> ScoredVolume:
+    """A volume whose slices hold prostate on the first pixels of their first rows, so many a slice."""
+    mask = np.zeros((depth, SIZE, SIZE), np.uint8)
+    for index, count in masked.items():
+        mask[index].flat[:count] = 1
+    image = np.arange(depth, dtype=np.float32)[:, None, None] * np.ones((SIZE, SIZE), np.float32)
+    return ScoredVolume(Volume("Case00", image, mask, (1.0, 1.0, 1.0), ()))
+
+
+def predictor(found: dict[int, int]) -> Callable[[Tensor], Tensor]:
+    """Logits that find so many pixels on each slice, whose number is the intensity of the window's middle channel."""
+
+    def predict(windows_SCHW: Tensor) -> Tensor:
+        logits = torch.zeros(len(windows_SCHW), 2, SIZE, SIZE)
+        logits[:, 0] = 1
+        for row, window in enumerate(windows_SCHW):
+            logits[row, 1].flatten()[: found.get(int(window[1, 0, 0]), 0)] = 2
+        return logits
+
+    return predict
+
+
+@pytest.mark.parametrize(
+    ("masked", "found", "dice"),
+    [
+        # 8 of 8 pixels found and 8 on a slice without prostate: 2 * 8 / (16 + 8)
+        ({1: 4, 2: 4}, {1: 4, 2: 4, 4: 8}, 2 / 3),
+        # nothing on the slices with prostate, 5 pixels elsewhere
+        ({1: 4, 2: 4}, {0: 5}, 0.0),
+        # the slices count together: 2 * (2 + 20) / (2 + 30 + 4 + 20), not the mean of 2/3 and 0.8
+        ({1: 4, 3: 20}, {1: 2, 3: 30}, 44 / 56),
+    ],
+)
+def test_the_dice_is_of_the_whole_volume(masked: dict[int, int], found: dict[int, int], dice: float) -> None:
+    scores = TASK.evaluate(predictor(found), [scored(masked, 5)], workers=0)
+    assert scores.scores["dice"] == [pytest.approx(dice)] and scores.key_score == pytest.approx(dice)
+
+
+def test_the_key_score_is_the_mean_over_cases_that_hold_prostate() -> None:
+    # Dice 1, 2 * 4 / (8 + 4), and none without prostate
+    cases = [scored({1: 4}, 3), scored({1: 8}, 3), scored({}, 3)]
+    told = TASK.evaluate(predictor({1: 4}), cases, workers=0)
+    assert told.scores["dice"][:2] == [1.0, pytest.approx(2 / 3)] and np.isnan(told.scores["dice"][2])
+    assert told.key_score == pytest.approx((1 + 2 / 3) / 2)
+
+
+@pytest.mark.parametrize("percentile", [60.0, 100.0])
+def test_the_window_ends_at_the_percentile_of_the_job(resolve_job: Resolve, tmp_path: Path, percentile: float) -> None:
+    small = {"data.height": 64, "data.width": 64, "reader.slices": "all", "reader.upper_percentile": percentile}
+    experiment = resolve_job(JOB, small)
+    assert volume_settings(experiment).upper_percentile == percentile
+    write_prostate_site(tmp_path / "HK", "siemens_1.5t_endorectal", 4, 0, matrix=64, slices=4)
+    data = TASK.open_site(tmp_path / "HK", "HK", experiment, tmp_path / "cache")
+    for case in data.validation:
+        raw = np.asarray(nibabel.load(tmp_path / "HK" / f"{case.volume.name}.nii.gz").dataobj).astype(float)
+        # of all voxels as stored, whatever their order
+        low, high = raw.min(), np.percentile(raw, percentile)
+        expected = np.sort(np.clip((raw - low) / (high - low), 0, 1), axis=None)
+        np.testing.assert_allclose(np.sort(case.volume.image, axis=None), expected, atol=2.0**-11)
+
+
+def test_the_loss_is_the_mean_of_cross_entropy_and_of_the_dice_of_a_whole_batch() -> None:
+    logits = 2 * torch.randn(3, 2, SIZE, SIZE, generator=torch.Generator().manual_seed(0))
+    masks = torch.zeros(3, SIZE, SIZE, dtype=torch.int64)
+    masks[0, :2], masks[1, 3:] = 1, 1  # none on the third
+    raised = np.exp(logits.double().numpy())
+    shares = raised / raised.sum(1, keepdims=True)
+    true = np.stack([masks.numpy() == 0, masks.numpy() == 1], axis=1)
+    entropy = -np.log(shares[true]).mean()
+    # of both classes, over all images together: 1 - 2 |P M| / (|P| + |M|)
+    overlap, both = (shares * true).sum((0, 2, 3)), (shares + true).sum((0, 2, 3))
+    expected = (entropy + np.mean(1 - 2 * overlap / both)) / 2
+    assert float(TASK.loss()(logits, masks)) == pytest.approx(expected, rel=1e-5)
