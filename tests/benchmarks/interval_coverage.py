@@ -72,15 +72,17 @@ def difference(patients: int, spread: float, *, uneven: bool = False) -> Draw:
     return draw
 
 
-def one_share(patients: int, spread: float, *, hard: float = HARD, uneven: bool = False) -> Draw:
-    """The accuracy of one model; the truth is the mean over very many patients."""
+def one_share(
+    patients: int, spread: float, *, hard: float = HARD, uneven: bool = False, mistaken: bool = False
+) -> Draw:
+    """The accuracy of one model; the truth is the mean over very many patients. Mistaken: images count as patients."""
     truth = float(_chance(np.random.default_rng(1).normal(hard, spread, 200_000)).mean())
 
     def draw(rng: np.random.Generator) -> tuple[float | None, float | None, float]:
         of = images_of(rng, patients, uneven) // 10
         right = rng.binomial(of, _chance(rng.normal(hard, spread, patients)))
         labels = np.concatenate([np.arange(count) < some for some, count in zip(right, of, strict=True)])
-        patient = np.repeat(np.arange(patients), of)
+        patient = np.arange(len(labels)) if mistaken else np.repeat(np.arange(patients), of)
         found = accuracy(torch.ones(len(labels)), torch.from_numpy(labels), torch.from_numpy(patient))
         return (None if found.no_interval else found.low), found.high, truth
 
@@ -143,6 +145,7 @@ def rows(repeats: int) -> Iterator[str]:
             ("the same, uneven patients", patients, 0.48, difference(patients, 0.48, uneven=True)),
             ("accuracy", patients, 0.7, one_share(patients, 0.7)),
             ("accuracy, uneven patients", patients, 0.7, one_share(patients, 0.7, uneven=True)),
+            ("accuracy, images as patients", patients, 0.7, one_share(patients, 0.7, mistaken=True)),
             ("accuracy near 0.97", patients, 0.7, one_share(patients, 0.7, hard=3.5)),
             ("AUROC", patients, 0.3, area(patients, 0.3)),
             ("mean Dice, 3 cases a patient", patients, 0.6, mean_dice(patients, 3)),

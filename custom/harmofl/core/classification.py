@@ -87,15 +87,22 @@ def auroc(evidence_B: Tensor, labels_B: Tensor, patients_B: Tensor) -> Estimate:
         Undefined where a class has no image or evidence is not finite.
     """
     evidence, positive = evidence_B.double().cpu().numpy(), labels_B.cpu().numpy() == 1
-    patient = patients_B.cpu().numpy()
-    counts = [np.unique(patient[of_class], return_counts=True)[1] for of_class in (positive, ~positive)]
+    patients = patients_B.cpu().numpy()
+    counts = [np.unique(patients[of_class], return_counts=True)[1] for of_class in (positive, ~positive)]
     fewest = min(len(count) for count in counts)
-    area = _area(evidence, positive) if np.isfinite(evidence).all() else nan
+    if not fewest or not np.isfinite(evidence).all():
+        return _estimate(nan, len(evidence), interval_of(nan, None, fewest, 1))
+    won, lost = _pairs(evidence, positive)
+    pairs = won.sum()
+    area = float(pairs / positive.sum() / (~positive).sum())
     units = None
     if fewest > 1:
-        names = np.unique(patient)
-        without = np.array([_area(evidence[patient != name], positive[patient != name]) for name in names])
-        values = len(names) * area - (len(names) - 1) * without
+        without = []
+        for own in (patients == patient for patient in np.unique(patients)):
+            # the pairs within the patient are among both of what is taken away
+            left = pairs - won[own].sum() - lost[own].sum() + _pairs(evidence[own], positive[own])[0].sum()
+            without.append(left / positive[~own].sum() / (~positive[~own]).sum())
+        values = len(without) * area - (len(without) - 1) * np.array(without)
         units = Units(values, min(effective_number(count) for count in counts))
     return _estimate(area, len(evidence), interval_of(area, units, fewest, 1))
 
@@ -109,24 +116,26 @@ def accuracy_by_group(predicted_B: Tensor, labels_B: Tensor, groups_B: Tensor) -
     return [float(right[groups_B == group].double().mean()) for group in groups_B.unique(sorted=True)]
 
 
-def _area(evidence: NDArray[np.float64], positive: NDArray[np.bool_]) -> float:
-    """Area under the ROC curve by midranks, NaN where a class has no image.
+def _pairs(evidence: NDArray[np.float64], positive: NDArray[np.bool_]) -> tuple[NDArray, NDArray]:
+    """For each image of class 1 how many of class 0 it beats, for each of class 0 how many beat it; else 0. Ties: 1/2.
 
-    The ranks of class 1 count the images that each one beats, half of the equal ones, and the ranks within the class.
+    A midrank counts the images beaten, plus half of the equal ones, plus one half; the rank within the own class
+    takes away those of the own class. Half numbers are exact, so that equal patients have no spread at all.
     """
     from scipy.stats import rankdata
 
-    ones, zeros = int(positive.sum()), int((~positive).sum())
-    if not ones or not zeros:
-        return nan
-    return float((rankdata(evidence)[positive].sum() - ones * (ones + 1) / 2) / ones / zeros)
+    won, lost, ranks = np.zeros(len(evidence)), np.zeros(len(evidence)), rankdata(evidence)
+    won[positive] = ranks[positive] - rankdata(evidence[positive])
+    lost[~positive] = positive.sum() - (ranks[~positive] - rankdata(evidence[~positive]))
+    return won, lost
 
 
 def _share(counted_B: Tensor, patients_B: Tensor) -> Estimate:
     """The share of images that count, with what each patient has of it, in the order of the patients' numbers."""
-    patients = patients_B.unique(sorted=True).tolist()
-    parts = tuple((int(counted_B[patients_B == one].sum()), int((patients_B == one).sum())) for one in patients)
-    value = int(counted_B.sum()) / len(counted_B) if len(counted_B) else nan
+    _, inverse = patients_B.cpu().unique(sorted=True, return_inverse=True)
+    counted, of = (torch.bincount(held).tolist() for held in (inverse[counted_B.cpu()], inverse))
+    parts = tuple(zip(counted + [0] * (len(of) - len(counted)), of, strict=True))
+    value = sum(counted) / len(counted_B) if len(counted_B) else nan
     return _estimate(value, len(counted_B), interval_of(value, ratio_units(parts), len(parts), 1), parts)
 
 

@@ -62,7 +62,7 @@ def test_the_layout_is_that_of_the_public_patches(hospitals):
         assert pixels.shape == (40, 96, 96, 4) and pixels.dtype == np.uint8 and np.all(pixels[..., 3] == 255)
         assert {row["center"] for row in rows} == {str(center)}
         assert all(len(row["patient"]) == 3 and int(row["patient"]) // 20 == center for row in rows)
-        assert {int(row["slide"]) for row in rows} == set(range(10 * center, 10 * center + 4))
+        assert {int(row["slide"]) for row in rows} == set(range(20 * center, 20 * center + 4))
         assert {row["split"] for row in rows} <= {"0", "1"}
         assert len({(row["slide"], row["x_coord"], row["y_coord"]) for row in rows}) == 40
         files = [path for path in folder.rglob("*") if path.is_file()]
