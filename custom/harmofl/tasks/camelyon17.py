@@ -47,7 +47,7 @@ class Camelyon17Reader(Section):
 class Camelyon17Demo(Section):
     """Synthetic patches of a site: slides (each of a patient of its own), patches, and the laboratory of each site."""
 
-    slides: Annotated[int, Field(ge=3, le=20)] = 10
+    slides: Annotated[int, Field(ge=3, le=20)] = 20
     patches: Annotated[int, Field(ge=6)] = 120
     laboratories: dict[str, str] = {}
 

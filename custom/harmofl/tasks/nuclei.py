@@ -50,9 +50,9 @@ class NucleiReader(Section):
 class NucleiDemo(Section):
     """Synthetic images of a site: patients, images, their edge in pixels, and the look of each site."""
 
-    patients: Annotated[int, Field(ge=3)] = 10
-    images: Annotated[int, Field(ge=3)] = 10
-    size: Annotated[int, Field(ge=64)] = 128
+    patients: Annotated[int, Field(ge=3)] = 20
+    images: Annotated[int, Field(ge=3)] = 20
+    size: Annotated[int, Field(ge=64)] = 96
     profiles: dict[str, str] = {}
 
     @field_validator("images")

@@ -43,9 +43,9 @@ class ProstateReader(Section):
 class ProstateDemo(Section):
     """Synthetic volumes: how many and how large, and the scanner of each site."""
 
-    cases: Annotated[int, Field(ge=1)] = 10
+    cases: Annotated[int, Field(ge=1)] = 20
     matrix: Annotated[int, Field(ge=64)] = 96
-    slices: Annotated[int, Field(ge=3)] = 12
+    slices: Annotated[int, Field(ge=3)] = 6
     scanners: dict[str, str] = {}
 
 

@@ -109,6 +109,12 @@ def test_no_interval_and_why(parts: list[tuple[float, float]], reason: str) -> N
     assert (found.low, found.high, found.count, found.no_interval) == (None, None, len(parts), reason)
 
 
+def test_one_patient_with_nearly_all_images_leaves_no_interval_of_a_difference() -> None:
+    units = Units(np.array([0.0, 0.1, 0.2]), 1.04)
+    assert interval_of(0.1, units, 3, None).no_interval == "too_few"
+    assert interval_of(0.1, Units(units.values, 2.0), 3, None).no_interval is None
+
+
 def test_an_undefined_score_has_no_interval() -> None:
     assert interval_of(nan, None, 0, 1).no_interval == "undefined"
 

@@ -253,8 +253,8 @@ def test_wishes_that_cannot_be_met_are_refused(tmp_path):
         write_patches_site(tmp_path / "site", "blue", 0, slides=1, patches=1, seed=0)
     with pytest.raises(ValueError, match="choose one of lung, kidney"):
         write_nuclei_site(tmp_path / "site", "brain", patients=1, images=1, seed=0, size=64)
-    with pytest.raises(ValueError, match="at most 10 slides"):
-        write_patches_site(tmp_path / "site", "crimson", 0, slides=11, patches=11, seed=0)
+    with pytest.raises(ValueError, match="at most 20 slides"):
+        write_patches_site(tmp_path / "site", "crimson", 0, slides=21, patches=21, seed=0)
     with pytest.raises(ValueError, match="at least one image"):
         write_nuclei_site(tmp_path / "site", "lung", patients=3, images=2, seed=0, size=64)
     assert list(tmp_path.iterdir()) == []

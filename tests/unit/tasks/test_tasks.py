@@ -104,9 +104,9 @@ def test_defaults_of_the_reader_are_written_out(resolve_job: Resolve, job: str, 
 @pytest.mark.parametrize(
     ("job", "demo"),
     [
-        ("harmofl_prostate", {"cases": 10, "matrix": 96, "slices": 12, "scanners": {}}),
-        ("harmofl_camelyon17", {"slides": 10, "patches": 120, "laboratories": {}}),
-        ("harmofl_nuclei", {"patients": 10, "images": 10, "size": 128, "profiles": {}}),
+        ("harmofl_prostate", {"cases": 20, "matrix": 96, "slices": 6, "scanners": {}}),
+        ("harmofl_camelyon17", {"slides": 20, "patches": 120, "laboratories": {}}),
+        ("harmofl_nuclei", {"patients": 20, "images": 20, "size": 96, "profiles": {}}),
     ],
 )
 def test_defaults_of_the_demo_are_written_out(resolve_job: Resolve, job: str, demo: dict[str, Any]) -> None:
