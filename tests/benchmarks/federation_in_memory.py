@@ -29,5 +29,5 @@ def _mean_scores(federation: InProcessFederation, key_score: str) -> dict[str, f
     for site in federation.run_state.expected:
         numbers = federation.participants[site].evaluate(received, federation.run_state.best_round).numbers
         pooled = numbers["pooled"]["final"].get(key_score)
-        scores[site] = float(pooled[0] if pooled else np.nanmean(numbers["test"]["final"][key_score]))
+        scores[site] = float(pooled["value"] if pooled else np.nanmean(numbers["test"]["final"][key_score]))
     return scores

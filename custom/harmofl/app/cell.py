@@ -124,7 +124,7 @@ def _record(
     steps = sum(sum(record.steps.values()) for record in rounds)
     (plan.folder / RUN / "FL_global_model.pt").unlink(missing_ok=True)  # the best one is kept
     return CellRecord(
-        format=1,
+        format=2,
         key=plan.key,
         experiment=experiment.model_dump(mode="json"),
         method=experiment.method,

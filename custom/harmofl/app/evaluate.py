@@ -24,11 +24,10 @@ from harmofl.evidence.evaluation import (
     Evaluation,
     FindingRecord,
     ModelRecord,
-    by_case_summary,
-    pooled_summary,
     read_evaluation,
 )
-from harmofl.evidence.results import ResultsError, ScoreSummary
+from harmofl.evidence.results import ResultsError
+from harmofl.evidence.score_summaries import summary_of_cases, summary_of_images
 from harmofl.flare.state import write_text_atomically
 from harmofl.tasks import Predict
 from harmofl.tasks.single_images import SingleImage, image_use
@@ -125,8 +124,11 @@ def _record(
     model: LoadedModel, data: Path, found: SiteScores, *, site: str | None, own_profile: str | None, seconds: float
 ) -> Evaluation:
     checkpoint, experiment = model.checkpoint, model.experiment
-    scores = {name: pooled_summary(estimate) for name, estimate in found.pooled.items()}
-    scores |= {name: by_case_summary(values, found.largest.get(name, 1.0)) for name, values in found.by_case.items()}
+    scores = {name: summary_of_images(estimate) for name, estimate in found.pooled.items()}
+    scores |= {
+        name: summary_of_cases(values, found.patients, found.largest.get(name, 1.0))
+        for name, values in found.by_case.items()
+    }
     return Evaluation(
         format=FORMAT,
         model=ModelRecord(
@@ -164,10 +166,11 @@ def _show(console: Console, record: Evaluation) -> None:
             table.add_row(case, *(_number(summary.per_case[row]) for summary in by_case.values()))
         console.print(table)
     table = Table(box=None, pad_edge=False)
-    for heading in ("score", "mean", "95 % interval", "n", "undefined"):
+    for heading in ("score", "mean", "95 % interval over patients", "patients", "n", "undefined"):
         table.add_column(heading, justify="left" if heading == "score" else "right")
-    for name, summary in record.scores.items():
-        table.add_row(name, _number(summary.mean), _interval(summary), str(summary.n), str(summary.undefined))
+    for name, held in record.scores.items():
+        counts = (str(count) for count in (held.patients, held.n, held.undefined))
+        table.add_row(name, _number(held.mean), held.interval_text or "-", *counts)
     console.print(table)
     for rule in record.rules:
         console.print(rule)
@@ -180,10 +183,6 @@ def _stand_in(model: LoadedModel) -> str | None:
     if not model.takes_profile:
         return None
     return OF_EACH if image_use(model.experiment.task).shows_scanner else NEUTRAL
-
-
-def _interval(summary: ScoreSummary) -> str:
-    return "-" if summary.low is None or summary.high is None else f"[{summary.low:.3f}, {summary.high:.3f}]"
 
 
 def _number(value: float | None) -> str:

@@ -8,37 +8,47 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_NORMAL_QUANTILE = 1.959964  # 97.5 %
+from harmofl.core.clustered import Interval, Units, Why, effective_number, interval_of, ratio_units
 
 
 @dataclass(frozen=True)
 class Estimate:
-    """A score over `n` images and its 95 % interval, each NaN where it is undefined.
+    """A score over `n` images with its 95 % interval over patients, since images of one patient are alike.
 
-    The interval takes the images for independent. Patches of one slide are not: for other slides it is too narrow,
-    and `accuracy_by_group` is the score that knows.
+    Attributes:
+        value: NaN where it is undefined.
+        low: lower bound, NaN where there is no interval.
+        high: upper bound, NaN where there is no interval.
+        n: images.
+        patients: patients of these images; of AUROC those of the class that fewer patients have.
+        no_interval: why there is none.
+        by_patient: of a share, for each patient the images that count for it and all its images.
     """
 
     value: float
     low: float
     high: float
     n: int
+    patients: int
+    no_interval: Why | None = None
+    by_patient: tuple[tuple[int, int], ...] = ()
 
 
-def binary_scores(logits_B2: Tensor, labels_B: Tensor) -> dict[str, Estimate]:
+def binary_scores(logits_B2: Tensor, labels_B: Tensor, patients_B: Tensor) -> dict[str, Estimate]:
     """Accuracy, AUROC, sensitivity and specificity; class 1 is the one to be found.
 
     Args:
         logits_B2: logits or probabilities, (B, 2) float.
         labels_B: true classes, (B,) integer, 0 or 1.
+        patients_B: number of each image's patient, (B,) integer.
     """
     predicted = predicted_labels(logits_B2)
     return {
-        "accuracy": accuracy(predicted, labels_B),
+        "accuracy": accuracy(predicted, labels_B, patients_B),
         # not the softmax, which rounds whatever is very likely to 1 and so makes ties
-        "auroc": auroc(logits_B2[:, 1].double() - logits_B2[:, 0].double(), labels_B),
-        "sensitivity": recall(predicted, labels_B, 1),
-        "specificity": recall(predicted, labels_B, 0),
+        "auroc": auroc(logits_B2[:, 1].double() - logits_B2[:, 0].double(), labels_B, patients_B),
+        "sensitivity": recall(predicted, labels_B, patients_B, 1),
+        "specificity": recall(predicted, labels_B, patients_B, 0),
     }
 
 
@@ -47,79 +57,88 @@ def predicted_labels(logits_BK: Tensor) -> Tensor:
     return torch.where(logits_BK.isfinite().all(1), logits_BK.argmax(1), -1)
 
 
-def accuracy(predicted_B: Tensor, labels_B: Tensor) -> Estimate:
-    """Share of the images whose class is found, any number of classes; interval by Wilson."""
-    return _proportion(int((predicted_B == labels_B).sum()), len(labels_B))
+def accuracy(predicted_B: Tensor, labels_B: Tensor, patients_B: Tensor) -> Estimate:
+    """Share of the images whose class is found, any number of classes."""
+    return _share(predicted_B == labels_B, patients_B)
 
 
-def recall(predicted_B: Tensor, labels_B: Tensor, label: int) -> Estimate:
+def recall(predicted_B: Tensor, labels_B: Tensor, patients_B: Tensor, label: int) -> Estimate:
     """Share found of the images of one class; of class 1 the sensitivity, of class 0 the specificity.
 
-    Undefined where no image is of that class; interval by Wilson.
+    Undefined where no image is of that class.
     """
     of_class = labels_B == label
-    return _proportion(int((predicted_B[of_class] == label).sum()), int(of_class.sum()))
+    return _share(predicted_B[of_class] == label, patients_B[of_class])
 
 
-def auroc(evidence_B: Tensor, labels_B: Tensor) -> Estimate:
+def auroc(evidence_B: Tensor, labels_B: Tensor, patients_B: Tensor) -> Estimate:
     """Area under the ROC curve: chance that an image of class 1 has more evidence than one of class 0; ties are half.
 
-    The interval has the variance of DeLong, DeLong and Clarke-Pearson (1988), by midranks as in Sun and Xu (2014), on
-    the logit scale, which keeps it in (0, 1) (Pepe 2003). It is undefined where that variance is 0, as for two classes
-    that separate completely, or where a class has fewer than two images.
+    The variance is the jackknife's over patients, as Obuchowski (1997) takes clusters for the units of the variance of
+    DeLong, DeLong and Clarke-Pearson (1988); the interval is on the logit scale (Pepe 2003). It needs three patients
+    of either class, and none without whom a class is empty.
 
     Args:
         evidence_B: for class 1, on any scale, (B,) float.
         labels_B: true classes, (B,) integer, 0 or 1.
+        patients_B: number of each image's patient, (B,) integer.
 
     Returns:
         Undefined where a class has no image or evidence is not finite.
     """
     evidence, positive = evidence_B.double().cpu().numpy(), labels_B.cpu().numpy() == 1
-    if not np.isfinite(evidence).all() or positive.all() or not positive.any():
-        return Estimate(nan, nan, nan, len(evidence))
+    patients = patients_B.cpu().numpy()
+    counts = [np.unique(patients[of_class], return_counts=True)[1] for of_class in (positive, ~positive)]
+    fewest = min(len(count) for count in counts)
+    if not fewest or not np.isfinite(evidence).all():
+        return _estimate(nan, len(evidence), interval_of(nan, None, fewest, 1))
     won, lost = _pairs(evidence, positive)
-    ones, zeros = won.size, lost.size
-    area = float(won.mean() / zeros)
-    # of numbers of pairs, not of shares: these are exact, so that no spread is exactly 0
-    spread = won.var(ddof=1) / zeros**2 / ones + lost.var(ddof=1) / ones**2 / zeros if min(ones, zeros) > 1 else 0.0
-    if not (0 < area < 1 and spread > 0):
-        return Estimate(area, nan, nan, len(evidence))
-    odds = area / (1 - area)
-    # the derivative of the logit is 1 / (A (1 - A))
-    factor = np.exp(_NORMAL_QUANTILE * np.sqrt(spread) / (area * (1 - area)))
-    low, high = (float(1 / (1 + 1 / bound)) for bound in (odds / factor, odds * factor))
-    return Estimate(area, low, high, len(evidence))
+    pairs = won.sum()
+    area = float(pairs / positive.sum() / (~positive).sum())
+    units = None
+    if fewest > 1:
+        without = []
+        for own in (patients == patient for patient in np.unique(patients)):
+            # the pairs within the patient are among both of what is taken away
+            left = pairs - won[own].sum() - lost[own].sum() + _pairs(evidence[own], positive[own])[0].sum()
+            without.append(left / positive[~own].sum() / (~positive[~own]).sum())
+        values = len(without) * area - (len(without) - 1) * np.array(without)
+        units = Units(values, min(effective_number(count) for count in counts))
+    return _estimate(area, len(evidence), interval_of(area, units, fewest, 1))
 
 
 def accuracy_by_group(predicted_B: Tensor, labels_B: Tensor, groups_B: Tensor) -> list[float]:
     """Accuracy within each group of images, such as a slide, in the order of the groups' numbers.
 
-    Groups are the independent units of a split: `scores.summarize` of these has the interval for other slides.
+    Slides of one patient are alike too: `scores.summarize` with the patients of the slides has the interval.
     """
     right = predicted_B == labels_B
     return [float(right[groups_B == group].double().mean()) for group in groups_B.unique(sorted=True)]
 
 
 def _pairs(evidence: NDArray[np.float64], positive: NDArray[np.bool_]) -> tuple[NDArray, NDArray]:
-    """For each image of class 1 how many of class 0 it beats, for each of class 0 how many of class 1 beat it.
+    """For each image of class 1 how many of class 0 it beats, for each of class 0 how many beat it; else 0. Ties: 1/2.
 
     A midrank counts the images beaten, plus half of the equal ones, plus one half; the rank within the own class
-    takes away those of the own class.
+    takes away those of the own class. Half numbers are exact, so that equal patients have no spread at all.
     """
     from scipy.stats import rankdata
 
-    ranks = rankdata(evidence)
-    won = ranks[positive] - rankdata(evidence[positive])
-    lost = positive.sum() - (ranks[~positive] - rankdata(evidence[~positive]))
+    won, lost, ranks = np.zeros(len(evidence)), np.zeros(len(evidence)), rankdata(evidence)
+    won[positive] = ranks[positive] - rankdata(evidence[positive])
+    lost[~positive] = positive.sum() - (ranks[~positive] - rankdata(evidence[~positive]))
     return won, lost
 
 
-def _proportion(count: int, total: int) -> Estimate:
-    """A share with the interval of Wilson (1927), which is never empty, also at 0 and 1."""
-    if total == 0:
-        return Estimate(nan, nan, nan, 0)
-    from scipy.stats import binomtest
+def _share(counted_B: Tensor, patients_B: Tensor) -> Estimate:
+    """The share of images that count, with what each patient has of it, in the order of the patients' numbers."""
+    _, inverse = patients_B.cpu().unique(sorted=True, return_inverse=True)
+    counted, of = (torch.bincount(held).tolist() for held in (inverse[counted_B.cpu()], inverse))
+    parts = tuple(zip(counted + [0] * (len(of) - len(counted)), of, strict=True))
+    value = sum(counted) / len(counted_B) if len(counted_B) else nan
+    return _estimate(value, len(counted_B), interval_of(value, ratio_units(parts), len(parts), 1), parts)
 
-    interval = binomtest(count, total).proportion_ci(0.95, method="wilson")
-    return Estimate(count / total, float(interval.low), float(interval.high), total)
+
+def _estimate(value: float, count: int, found: Interval, parts: tuple[tuple[int, int], ...] = ()) -> Estimate:
+    low, high = (nan if bound is None else bound for bound in (found.low, found.high))
+    return Estimate(value, low, high, count, found.count, found.no_interval, parts)

@@ -1,11 +1,14 @@
 """Scores of a segmentation, a case at a time, with intervals and rules for undefined values."""
 
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
-from math import isnan, nan, sqrt
+from math import isnan, nan
 
 import numpy as np
 import torch
 from torch import Tensor
+
+from harmofl.core.clustered import Why, by_patient, interval_of, ratio_units
 
 
 def case_dice(prediction_SHW: Tensor, mask_SHW: Tensor) -> float:
@@ -67,36 +70,41 @@ def _plane_dice(predicted: Tensor, true: Tensor) -> float:
 
 @dataclass(frozen=True)
 class Summary:
-    """Mean of the defined scores, 95 % interval of that mean, numbers of defined and undefined scores."""
+    """Mean of the defined scores, 95 % interval of that mean over patients, numbers of defined and undefined scores.
+
+    `no_interval` says why there is none, `patients` counts those with a defined score.
+    """
 
     mean: float | None
     low: float | None
     high: float | None
+    no_interval: Why | None
     n: int
     undefined: int
+    patients: int
 
 
-def summarize(scores: list[float], largest: float = 1.0) -> Summary:
-    """Mean with a 95 % Student interval over cases; None, not 0, where it is undefined.
+def summarize(scores: Sequence[float], patients: Sequence[Hashable] | None = None, largest: float = 1.0) -> Summary:
+    """Mean over cases with a 95 % interval over their patients; None, not 0, where it is undefined.
 
-    An interval needs two defined scores; it is cut to [0, largest]: 1 for a Dice score, infinity for a distance.
+    Args:
+        scores: of the cases, NaN where undefined.
+        patients: of the cases, in the same order; without them each case is of a patient of its own.
+        largest: 1 for scores in [0, 1], infinity for distances.
     """
-    defined = np.array([score for score in scores if not isnan(score)], dtype=np.float64)
-    undefined = len(scores) - defined.size
-    if defined.size == 0:
-        return Summary(None, None, None, 0, undefined)
-    mean = float(defined.mean())
-    if defined.size == 1:
-        return Summary(mean, None, None, 1, undefined)
-    half = _student_quantile(defined.size - 1) * float(defined.std(ddof=1)) / sqrt(defined.size)
-    return Summary(mean, max(0.0, mean - half), min(largest, mean + half), int(defined.size), undefined)
-
-
-def _student_quantile(freedom: int) -> float:
-    """The 97.5 % quantile of Student's t."""
-    from scipy.stats import t
-
-    return float(t.ppf(0.975, freedom))
+    parts = by_patient(scores, range(len(scores)) if patients is None else patients)
+    defined = [score for score in scores if not isnan(score)]
+    count, mean = len(defined), float(np.mean(defined)) if defined else nan
+    found = interval_of(mean, ratio_units(parts), len(parts), largest)
+    return Summary(
+        mean=mean if count else None,
+        low=found.low,
+        high=found.high,
+        no_interval=found.no_interval,
+        n=count,
+        undefined=len(scores) - count,
+        patients=found.count,
+    )
 
 
 def predicted_classes(logits_BCHW: Tensor) -> Tensor:

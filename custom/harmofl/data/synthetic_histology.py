@@ -19,7 +19,7 @@ from harmofl.data.whole_folder import write_whole
 
 PATCH_PIXEL = 1.0  # micrometers; the public patches have about 0.9
 NUCLEI_PIXEL = 0.5  # half the resolution of the public images: a small image holds more than a few nuclei
-MOST_SLIDES = 10  # of a hospital, as in the public data
+MOST_SLIDES = 20  # of a hospital; the public data has 10, too few test patients for an interval
 PLACES = 64  # positions along both edges of a slide
 TO_CORNERS = 0.5  # ImageScope counts from the corner of the first pixel, outlines from its center
 COLUMNS = ("", "patient", "node", "x_coord", "y_coord", "tumor", "slide", "center", "split")
@@ -106,7 +106,7 @@ class _PatchRow:
 
     @property
     def patient(self) -> str:
-        return f"{20 * self.center + self.slide:03d}"
+        return f"{MOST_SLIDES * self.center + self.slide:03d}"
 
     @property
     def path(self) -> str:

@@ -18,7 +18,7 @@ Verdict = Literal[
     "no_evidence",
     "no_spread",
     "same",
-    "one_seed",
+    "few_seeds",
     "no_scores",
     "no_model",
 ]
@@ -94,7 +94,7 @@ class CellRecord(Record):
         seconds: of the run with its evaluation, without what explains it.
     """
 
-    format: Literal[1]
+    format: Literal[2]
     key: CellKey
     experiment: dict[str, Any]
     method: str
@@ -136,7 +136,8 @@ class Spread(Record):
 class Difference(Record):
     """A method minus the reference: paired by seed, 95 % interval, p value alone and corrected for all comparisons.
 
-    `case_low` and `case_high` are the interval over test cases, for these trained models.
+    The interval and the p values take seeds for their units and are null for fewer than three. `patients_low` and
+    `patients_high` are the interval over the patients of the test cases, for these trained models.
     """
 
     mean: float | None
@@ -145,8 +146,8 @@ class Difference(Record):
     p_value: float | None
     p_corrected: float | None
     pairs: int
-    case_low: float | None
-    case_high: float | None
+    patients_low: float | None
+    patients_high: float | None
 
 
 class Control(Record):
@@ -227,7 +228,7 @@ class Comparison(Record):
         data: fingerprint of the files that were trained on, `demo` where there were none.
     """
 
-    format: Literal[1]
+    format: Literal[2]
     name: str
     task: str
     demo: bool

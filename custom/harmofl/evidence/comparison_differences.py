@@ -5,8 +5,10 @@ from math import nan
 
 import numpy as np
 
-from harmofl.core.paired import PairedDifference, case_interval, holm, paired_difference
+from harmofl.core.clustered import FEWEST
+from harmofl.core.paired import PairedDifference, holm, interval_over_patients, paired_difference
 from harmofl.evidence.comparison import CellRecord, Difference, Spread, Verdict
+from harmofl.evidence.patient_differences import OtherCasesError, PatientDifference, patient_difference
 
 LEVEL = 0.05
 _NO_SPREAD = Spread(mean=None, deviation=None, n=0)
@@ -54,19 +56,21 @@ def difference_of(
     one: Mapping[int, CellRecord],
     other: Mapping[int, CellRecord],
     score: Callable[[CellRecord], float | None],
-    cases: Callable[[CellRecord, CellRecord], dict[str, list[float]]] | None = None,
+    *,
+    by_patient: bool = False,
 ) -> Difference:
-    """Paired over the seeds that both methods finished."""
+    """Paired over the seeds that both methods finished; `by_patient` adds the interval over patients."""
     seeds = [seed for seed in one if seed in other]
     pairs = [(score(one[seed]), score(other[seed])) for seed in seeds]
     first = [nan if a is None else a for a, _ in pairs]
     second = [nan if b is None else b for _, b in pairs]
-    overlap = max((one[seed].test_over_training for seed in seeds if not one[seed].demo), default=0.0)
-    groups: dict[str, list[float]] = {}
-    for seed in seeds if cases else ():
-        assert cases is not None
-        groups |= {f"{seed}/{site}": values for site, values in cases(one[seed], other[seed]).items()}
-    return recorded(paired_difference(first, second, overlap), case_interval(groups))
+    # seeds split the same patients anew, but for synthetic ones, whom each seed draws for itself
+    real = [seed for seed in seeds if not one[seed].demo]
+    overlap = max((one[seed].test_over_training for seed in real), default=0.0)
+    interval = None
+    if by_patient:
+        interval = _interval_over_patients([(one[seed], other[seed]) for seed in seeds], recurring=bool(real))
+    return recorded(paired_difference(first, second, overlap), interval)
 
 
 def recorded(paired: PairedDifference, interval: tuple[float, float] | None) -> Difference:
@@ -78,21 +82,37 @@ def recorded(paired: PairedDifference, interval: tuple[float, float] | None) -> 
         p_value=paired.p_value,
         p_corrected=paired.p_value,
         pairs=paired.pairs,
-        case_low=interval[0] if interval else None,
-        case_high=interval[1] if interval else None,
+        patients_low=interval[0] if interval else None,
+        patients_high=interval[1] if interval else None,
     )
 
 
-def case_differences(one: CellRecord, other: CellRecord) -> dict[str, list[float]]:
-    """By site, case by case: a seed gives both methods the same cases in the same order."""
-    differences = {}
+def _interval_over_patients(
+    pairs: Sequence[tuple[CellRecord, CellRecord]], *, recurring: bool
+) -> tuple[float, float] | None:
+    """Of the mean over seeds and sites; None where a site has a single patient or its score is not known by patient."""
+    repetitions = []
+    for one, other in pairs:
+        try:
+            sites = _by_site(one, other)
+        except OtherCasesError:  # another split: there is nothing to pair
+            return None
+        if any(difference.units is None for difference in sites):
+            return None
+        repetitions.append([(held.mean, held.units) for held in sites if held.units is not None])
+    return interval_over_patients(repetitions, recurring=recurring)
+
+
+def _by_site(one: CellRecord, other: CellRecord) -> list[PatientDifference]:
+    """The sites that both score: a seed gives both methods the same cases in the same order."""
+    differences = []
     for site in one.seen:
         first, second = (
-            held.best[record.key_score].per_case if (held := record.scores.get(site)) and held.best else []
-            for record in (one, other)
+            held.best.get(record.key_score) if (held := record.scores.get(site)) else None for record in (one, other)
         )
-        if first and len(first) == len(second):
-            differences[site] = [nan if a is None or b is None else a - b for a, b in zip(first, second, strict=True)]
+        difference = patient_difference(first, second) if first and second else None
+        if difference is not None:
+            differences.append(difference)
     return differences
 
 
@@ -121,7 +141,7 @@ def verdict_of(difference: Difference | None) -> Verdict:
     if difference.mean is None:
         return "no_scores"
     if difference.p_value is None or difference.p_corrected is None:
-        return "one_seed" if difference.pairs < 2 else "no_spread"
+        return "few_seeds" if difference.pairs < FEWEST else "no_spread"
     if difference.p_corrected < LEVEL:
         return "better" if difference.mean > 0 else "worse"
     return "unclear" if difference.p_value < LEVEL else "no_evidence"

@@ -33,8 +33,10 @@ def forest(comparison: Comparison) -> str:
         color = _color(comparison, row.method)
         if held.low is not None and held.high is not None:
             axes.plot([held.low, held.high], [place, place], color=color, linewidth=2.2, solid_capstyle="butt")
-        if held.case_low is not None and held.case_high is not None:
-            axes.plot([held.case_low, held.case_high], [place + 0.24] * 2, color=color, linewidth=1, linestyle=":")
+        if held.patients_low is not None and held.patients_high is not None:
+            axes.plot(
+                [held.patients_low, held.patients_high], [place + 0.24] * 2, color=color, linewidth=1, linestyle=":"
+            )
         axes.plot(held.mean, place, marker=_marker(comparison, row.method), color=color, markersize=6)
     axes.set_yticks(range(len(rows)), [row.method for row in rows])
     axes.set_ylim(len(rows) - 0.4, -0.6)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from harmofl.core.clustered import FEWEST
 from harmofl.evidence import comparison_figures as figures
 from harmofl.evidence.comparison import (
     COMPARISON_FILE,
@@ -36,6 +37,7 @@ COLUMNS = (
     "low",
     "high",
     "n",
+    "patients",
 )
 Mark = tuple[str, bool]  # text of a table's cell, and whether it is the best of its column
 MOST_ROUNDS = 10  # in a table beside a curve; of more rounds every so many are listed
@@ -59,6 +61,7 @@ def write_comparison(
         folder / PAGE_FILE,
         told=comparison,
         verdicts=VERDICTS,
+        fewest=FEWEST,
         sites=[site for site in comparison.sites if any(site in row.sites for row in comparison.methods)],
         times={row.method: times_the_passes(row, comparison.methods[0]) for row in comparison.methods},
         site_rows=site_table(comparison),
@@ -150,7 +153,8 @@ def _score_lines(record: CellRecord) -> Iterator[tuple[Any, ...]]:
     for site, scores in sorted(record.scores.items()):
         for model, by_name in (("best", scores.best), ("final", scores.final)):
             for name, score in sorted(by_name.items()):
-                yield site, int(site in record.seen), model, name, score.mean, score.low, score.high, score.n
+                counts = score.n, score.patients
+                yield site, int(site in record.seen), model, name, score.mean, score.low, score.high, *counts
 
 
 def _figures(comparison: Comparison) -> dict[str, Any]:

@@ -20,7 +20,6 @@ from harmofl.evidence.comparison import (
 )
 from harmofl.evidence.comparison_differences import (
     by_round,
-    case_differences,
     corrected,
     defined,
     difference_of,
@@ -75,7 +74,7 @@ def summarize_grid(grid: GridResult) -> Comparison:
     base = {method: grid.cells(method) for method in methods}
     some = next(iter(grid.records.values()))
     told = Comparison(
-        format=1,
+        format=2,
         name=grid.base.name,
         task=grid.base.task,
         demo=some.demo,
@@ -144,7 +143,7 @@ def _method(
         ),
         worst_site=min(lowest, key=lambda site: (lowest[site], site)) if lowest else None,
         final_model=spread(mean_score(record, final=True) for record in records),
-        difference=difference_of(cells, reference, mean_score, case_differences) if compared else None,
+        difference=difference_of(cells, reference, mean_score, by_patient=True) if compared else None,
         site_differences={
             site: difference_of(cells, reference, lambda record, site=site: site_score(record, site))  # type: ignore[misc]
             for site in (sites if compared else ())
@@ -182,7 +181,7 @@ def _with_control(
     name = controls.get(row.method)
     if name is None or not cells.get(name):
         return row
-    difference = difference_of(cells[row.method], cells[name], mean_score, case_differences)
+    difference = difference_of(cells[row.method], cells[name], mean_score, by_patient=True)
     return row.model_copy(update={"control": Control(name=name, difference=difference, verdict="no_scores")})
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 
+from harmofl.core.clustered import FEWEST
 from harmofl.evidence.comparison import Comparison, Difference, LeftOut, MethodSummary, Spread, Verdict
 
 VERDICTS: dict[Verdict, str] = {
@@ -12,7 +13,7 @@ VERDICTS: dict[Verdict, str] = {
     "no_evidence": "no evidence of a difference",
     "no_spread": "not sure: no spread over the seeds, so it is not told apart from chance",
     "same": "the same to the last bit",
-    "one_seed": "not sure: one seed says nothing about training again",
+    "few_seeds": "not sure: fewer than three seeds say next to nothing about training again",
     "no_scores": "no scores to compare",
     "no_model": "has no model for a hospital that took no part",
 }
@@ -49,8 +50,8 @@ def difference_text(difference: Difference) -> str:
     text = f"difference {difference.mean:+.3f}"
     if difference.low is not None and difference.high is not None:
         return f"{text}, 95 % interval {difference.low:+.3f} to {difference.high:+.3f} over {_seeds(difference.pairs)}"
-    if difference.case_low is not None and difference.case_high is not None:
-        text += f", 95 % interval over test cases {difference.case_low:+.3f} to {difference.case_high:+.3f}"
+    if difference.patients_low is not None and difference.patients_high is not None:
+        text += f", 95 % interval over patients {difference.patients_low:+.3f} to {difference.patients_high:+.3f}"
     return f"{text} with {_seeds(difference.pairs)}"
 
 
@@ -70,18 +71,19 @@ def statistics_sentence(comparison: Comparison, overlap: float) -> str:
         "Differences are paired by seed: a seed gives all methods the same cases, split, initial weights and order of "
         "images."
     )
-    if seeds > 1:
+    if seeds >= FEWEST:
         text += (
             f" The interval is Student's t over the {_seeds(seeds)} of the mean over sites, not a bootstrap over "
             "seeds, which with so few is far too narrow. The p values are corrected for all differences that are "
             "judged (Holm); better or worse is said where the corrected one is below 0.05."
         )
     text += (
-        " The interval over cases resamples test cases within sites and says how far other patients would move the "
-        "difference between these trained models, nothing about training them again."
+        " The interval over patients adds up the variances of the sites' test patients (degrees of freedom of "
+        "Satterthwaite) and says how far other patients would move the difference between these trained models, "
+        "nothing about training them again. There is none where a site tests a single patient."
     )
-    if seeds < 2:
-        return f"{text} One seed gives no interval over seeds and no p value: for these run two seeds or more."
+    if seeds < FEWEST:
+        return f"{text} Fewer than {FEWEST} seeds give no interval over seeds and no p value: run {FEWEST} or more."
     if overlap:
         return text + (
             " Seeds split the same patients anew, so that their differences are correlated: the variance is raised by "

@@ -31,7 +31,7 @@ _STYLE: Any = {  # matplotlib names every key in its types
 
 
 def score_figure(results: Results) -> str:
-    """A row a site: its cases, their mean and its interval, the worst site in a color of its own."""
+    """A row a site: its cases, or patients, their mean and its interval, the worst site in a color of its own."""
     key, worst = results.key_score, results.worst_site.site if results.worst_site else None
     tested = ((site, result.test.get(key)) for site, result in results.sites.items())
     scored = [(site, score, score.mean) for site, score in tested if score is not None and score.mean is not None]
@@ -42,13 +42,13 @@ def score_figure(results: Results) -> str:
         color = WORST if site == worst else SERIES[0]
         if score.low is not None and score.high is not None:
             axes.plot([score.low, score.high], [row, row], color=color, linewidth=1.6, solid_capstyle="butt")
-        cases = [case for case in score.per_case if case is not None]
-        axes.plot(cases, [row] * len(cases), "|", color=INK, markersize=7, markeredgewidth=0.8)
+        axes.plot(score.points, [row] * len(score.points), "|", color=INK, markersize=7, markeredgewidth=0.8)
         axes.plot([mean], [row], "o", color=color, markersize=6)
     _rows(axes, [site for site, *_ in scored])
     axes.set_xlim(-0.02, 1.02)
-    each = ", each case" if any(score.per_case for _, score, _ in scored) else ""
-    axes.set_xlabel(f"{key} on test cases: mean, 95 % interval{each}")
+    shares = any(score.by_patient for _, score, _ in scored)
+    each = f", each {'patient' if shares else 'case'}" if any(score.points for _, score, _ in scored) else ""
+    axes.set_xlabel(f"{key} on test cases: mean, 95 % interval over patients{each}")
     return _themed(figure, "scores")
 
 
@@ -64,7 +64,7 @@ def difference_figure(comparison: Comparison) -> str:
             axes.plot([difference.low, difference.high], [row, row], color=color, linewidth=1.6)
         axes.plot([difference.mean], [row], "o", color=color, markersize=6)
     _rows(axes, [difference.name for difference in comparison.sites])
-    axes.set_xlabel("federated minus local-only")
+    axes.set_xlabel("federated minus local-only, 95 % interval over patients")
     return _themed(figure, "differences")
 
 

@@ -7,8 +7,7 @@ _DEFINITIONS = {
     "over slices that hold foreground, without the outermost ones. It is higher than the Dice above and only for "
     "comparison with published numbers",
     "accuracy": "share of images whose class is called right, all images of a site together",
-    "accuracy_by_slide": "accuracy within each slide, then the mean over slides; its interval is for other slides of "
-    "the same site",
+    "accuracy_by_slide": "accuracy within each slide, then the mean over slides",
     "auroc": "area under the ROC curve: the chance that an image with the finding scores higher than one without. "
     "0.5 is guessing, 1 a perfect order",
     "sensitivity": "share of the images with the finding that are called so",

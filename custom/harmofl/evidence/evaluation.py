@@ -1,15 +1,12 @@
 """The schema of evaluation.json: how a model scores on the images of one hospital."""
 
-from math import isfinite
 from pathlib import Path
 from typing import Literal
 
-from harmofl.core.classification import Estimate
-from harmofl.core.scores import summarize
 from harmofl.evidence.results import Record, ScoreSummary, read_record
 
 EVALUATION_FILE = "evaluation.json"
-FORMAT = 1
+FORMAT = 2
 
 
 class ModelRecord(Record):
@@ -56,24 +53,6 @@ class Evaluation(Record):
     seconds: float
 
 
-def by_case_summary(scores: list[float], largest: float) -> ScoreSummary:
-    """Mean over cases with Student's interval; undefined cases are None and counted."""
-    return ScoreSummary(**vars(summarize(scores, largest)), per_case=[_finite(score) for score in scores])
-
-
-def pooled_summary(estimate: Estimate) -> ScoreSummary:
-    """A score over all images, which has no list of cases."""
-    mean = _finite(estimate.value)
-    return ScoreSummary(
-        mean=mean,
-        low=_finite(estimate.low),
-        high=_finite(estimate.high),
-        n=estimate.n,
-        undefined=int(mean is None),
-        per_case=[],
-    )
-
-
 def read_evaluation(path: Path) -> Evaluation:
     """Read and validate evaluation.json.
 
@@ -81,7 +60,3 @@ def read_evaluation(path: Path) -> Evaluation:
         ResultsError: the file is missing, no JSON, or does not follow the schema.
     """
     return read_record(path, Evaluation)
-
-
-def _finite(value: float) -> float | None:
-    return value if isfinite(value) else None

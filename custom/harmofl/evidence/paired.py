@@ -1,22 +1,30 @@
-"""Federated minus local-only: what a site gains by taking part, case by case, with intervals."""
+"""Federated minus local-only: what a site gains by taking part, case by case, with intervals over patients."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import sqrt
 
-from harmofl.core.paired import paired_difference
-from harmofl.evidence.results import Results, ResultsError, ScoreSummary
+from harmofl.core.clustered import NO_INTERVAL, Interval, interval_of, ratio_units
+from harmofl.evidence.patient_differences import OtherCasesError, patient_difference
+from harmofl.evidence.results import Results, ResultsError
 
 LOCAL_ONLY = "local_only"
 # a pair is the same case of the same site scored by two models: these settings decide which cases are tested
 _SAME = ("task", "seed", "data", "reader")
+_SCORES = ("federated", "local", "mean")
 
 
 @dataclass(frozen=True)
 class Difference:
-    """Federated minus local-only at one site, or over sites; its 95 % interval is None where it is undefined.
+    """Federated minus local-only at one site, or over sites.
 
-    `paired` tells whether it is a mean over cases that both models scored.
+    Attributes:
+        name: of the site, or of the mean.
+        federated, local: the two scores.
+        mean: their difference.
+        low, high: its 95 % interval over patients, or over sites; None where there is none.
+        why: there is none, in words.
+        units: number of patients, or sites.
+        compared: what both models scored: `12 cases`.
     """
 
     name: str
@@ -25,8 +33,9 @@ class Difference:
     mean: float
     low: float | None
     high: float | None
-    n: int
-    paired: bool
+    why: str
+    units: int
+    compared: str
 
 
 @dataclass(frozen=True)
@@ -75,49 +84,26 @@ def _difference(site: str, federated: Results, local: Results) -> Difference | N
     ours, theirs = held if len(held) == 2 else (None, None)
     if ours is None or theirs is None or ours.mean is None or theirs.mean is None:
         return None
-    if len(ours.per_case) != len(theirs.per_case):
-        raise ResultsError(
-            f"--local-only: site {site} tested {len(ours.per_case)} cases in one run and {len(theirs.per_case)} in the "
-            "other; run both on the same data"
-        )
-    pairs = zip(ours.per_case, theirs.per_case, strict=True)
-    gains = [one - other for one, other in pairs if one is not None and other is not None]
-    if not ours.per_case:
-        return Difference(
-            site, ours.mean, theirs.mean, ours.mean - theirs.mean, *_unpaired(ours, theirs), ours.n, False
-        )
-    if not gains:
+    try:
+        gain = patient_difference(ours, theirs)
+    except OtherCasesError as error:
+        raise ResultsError(f"--local-only: site {site} {error}; run both on the same data") from None
+    if gain is None:
         return None
-    mean, low, high = mean_with_interval(gains)
-    return Difference(site, ours.mean, theirs.mean, mean, low, high, len(gains), True)
+    compared = f"{gain.count} {gain.counted}"
+    return _with_interval(site, (ours.mean, theirs.mean, gain.mean), gain.interval, compared)
 
 
 def _over_sites(sites: Sequence[Difference]) -> Difference | None:
     """The mean over sites; its interval takes the sites as the units, so it holds for other sites like these."""
     if not sites:
         return None
-    mean, low, high = mean_with_interval([difference.mean for difference in sites])
-    federated, local = (sum(getattr(site, name) for site in sites) / len(sites) for name in ("federated", "local"))
-    return Difference("mean over sites", federated, local, mean, low, high, len(sites), True)
+    federated, local, mean = (sum(getattr(site, name) for site in sites) / len(sites) for name in _SCORES)
+    units = ratio_units([(difference.mean, 1) for difference in sites])
+    found = interval_of(mean, units, len(sites), None)
+    return _with_interval("mean over sites", (federated, local, mean), found, f"{len(sites)} sites")
 
 
-def mean_with_interval(values: Sequence[float]) -> tuple[float, float | None, float | None]:
-    """Mean of differences in [-1, 1] with Student's 95 % interval; None where fewer than two values are there."""
-    held = paired_difference(values, [0.0] * len(values))
-    assert held.mean is not None
-    if held.low is None or held.high is None:
-        return held.mean, None, None
-    return held.mean, max(-1.0, held.low), min(1.0, held.high)
-
-
-def _unpaired(ours: ScoreSummary, theirs: ScoreSummary) -> tuple[float | None, float | None]:
-    """Bounds of a difference from those of two scores taken as independent (Newcombe 1998, method 10).
-
-    Two models on the same images agree more than that, so the interval is too wide rather than too narrow.
-    """
-    if None in (ours.low, ours.high, theirs.low, theirs.high):
-        return None, None
-    assert ours.mean is not None and theirs.mean is not None
-    below = sqrt((ours.mean - ours.low) ** 2 + (theirs.high - theirs.mean) ** 2)  # type: ignore[operator]
-    above = sqrt((ours.high - ours.mean) ** 2 + (theirs.mean - theirs.low) ** 2)  # type: ignore[operator]
-    return ours.mean - theirs.mean - below, ours.mean - theirs.mean + above
+def _with_interval(name: str, scores: tuple[float, float, float], found: Interval, compared: str) -> Difference:
+    why = NO_INTERVAL[found.no_interval] if found.no_interval else ""
+    return Difference(name, *scores, found.low, found.high, why, found.count, compared)

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from harmofl.core.clustered import FEWEST
 from harmofl.evidence.curves import difference_figure, loss_figure, score_figure, validation_figure
 from harmofl.evidence.definitions import definition
 from harmofl.evidence.page import write_page
@@ -15,7 +16,7 @@ from harmofl.evidence.pictures import outline, png
 from harmofl.evidence.results import Results, RoundRecord
 from harmofl.tasks.answers import Illustration
 
-FEW = 10  # test cases below which the page says that an interval stands on few
+FEW = 10  # test patients below which the page says that an interval stands on few
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def write_report(
         examples: pictures of scored cases.
     """
     key = results.key_score
-    counts = [result.test[key].n for result in results.sites.values() if key in result.test]
+    counts = [result.test[key].patients for result in results.sites.values() if key in result.test]
     write_page(
         "report.html.j2",
         path,
@@ -68,6 +69,7 @@ def write_report(
         trained_on=sorted({site for accepted in results.sites_accepted for site in accepted}),
         whole_rounds=sum(set(accepted) >= set(results.sites_expected) for accepted in results.sites_accepted),
         fewest=min(counts) if counts and min(counts) < FEW else None,
+        fewest_for_interval=FEWEST,
         score_figure=score_figure(results),
         validation_curve=validation_figure(results, rounds),
         loss_curve=loss_figure(rounds),

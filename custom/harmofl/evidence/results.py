@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-FORMAT = 1
+from harmofl.core.clustered import NO_INTERVAL, Why
+
+FORMAT = 2
 RESULTS_FILE, ROUNDS_FILE, REPORT_FILE = "results.json", "round_metrics.jsonl", "report.html"
 
 
@@ -25,14 +27,44 @@ Schema = TypeVar("Schema", bound=Record)
 
 
 class ScoreSummary(Record):
-    """A score over one split: mean, 95 % interval, how many were scored; the cases where it is a mean over cases."""
+    """A score over one split: mean, 95 % interval over patients, how many were scored.
+
+    Attributes:
+        mean: null where it is undefined.
+        low: lower bound; null where there is no interval.
+        high: upper bound; null where there is no interval.
+        no_interval: why there is none.
+        n: cases that have the score, or images.
+        undefined: cases that do not have it.
+        patients: independent units of the interval.
+        per_case: of a mean over cases, each of them.
+        patient_of_case: number of the patient of each of these; empty where each case is of a patient of its own.
+        by_patient: of a share, for each patient the images that count for it and all its images.
+    """
 
     mean: float | None
     low: float | None
     high: float | None
+    no_interval: Why | None = None
     n: int
     undefined: int
+    patients: int = 0
     per_case: list[float | None]
+    patient_of_case: list[int] = []
+    by_patient: list[tuple[int, int]] = []
+
+    @property
+    def points(self) -> list[float]:
+        """What lies behind the mean: the scores of the cases, or of a share that of each patient."""
+        cases = [score for score in self.per_case if score is not None]
+        return cases or [counted / of for counted, of in self.by_patient if of]
+
+    @property
+    def interval_text(self) -> str:
+        """`0.812 to 0.934`, or in words why there is none; empty for an undefined score."""
+        if self.low is not None and self.high is not None:
+            return f"{self.low:.3f} to {self.high:.3f}"
+        return NO_INTERVAL[self.no_interval] if self.no_interval and self.mean is not None else ""
 
 
 Positive = Annotated[float, Field(gt=0)]

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import astuple, replace
+from dataclasses import asdict, replace
 from functools import cached_property
 from logging import Logger
 from pathlib import Path
@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
+from harmofl.core.classification import Estimate
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
@@ -214,8 +215,13 @@ class Participant:
         numbers = self._counts() | {
             "validation": final_validation.key_score,
             "test": {model: evaluation.scores for model, evaluation in scored.items()},
+            "patients": {
+                model: list(evaluation.patients)
+                for model, evaluation in scored.items()
+                if evaluation.patients is not None
+            },
             "pooled": {
-                model: {name: list(astuple(estimate)) for name, estimate in evaluation.pooled.items()}
+                model: {name: _plain(estimate) for name, estimate in evaluation.pooled.items()}
                 for model, evaluation in scored.items()
             },
         }
@@ -315,3 +321,8 @@ class Participant:
     def _stop_if_asked(self) -> None:
         if self._should_stop():
             raise TrainingStoppedError("stopped between two batches")
+
+
+def _plain(estimate: Estimate) -> dict[str, Any]:
+    """An estimate as numbers, a code and lists, as they travel."""
+    return asdict(estimate) | {"by_patient": [list(part) for part in estimate.by_patient]}

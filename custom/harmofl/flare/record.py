@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from harmofl.core.scores import summarize
+from harmofl.core.classification import Estimate
 from harmofl.evidence.report import write_report
 from harmofl.evidence.results import (
     FORMAT,
@@ -25,6 +25,7 @@ from harmofl.evidence.results import (
     WorstSite,
     privacy_sentence,
 )
+from harmofl.evidence.score_summaries import summary_of_cases, summary_of_images
 from harmofl.flare.method_notes import amplitude_notes, method_notes, privacy_note
 from harmofl.flare.progress import PROGRESS
 from harmofl.flare.server_run import ServerRun
@@ -32,6 +33,7 @@ from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 from harmofl.flare.state import write_text_atomically
 from harmofl.tasks import load_task
 
+MOST_POINTS = 5  # on a line of the table
 _PACKAGES = ("harmofl", "nvflare", "torch", "monai", "numpy", "nibabel")
 
 
@@ -215,22 +217,13 @@ def _noise(run: ServerRun) -> dict[str, NoiseStatement]:
 
 
 def scores_of(reported: dict[str, Any], model: str) -> dict[str, ScoreSummary]:
-    """A site's test scores of one model: those over all images as they are, those by case summarized."""
+    """A site's test scores of one model: those over all images as they are, those by case summarized over patients."""
     pooled = reported.get("pooled", {}).get(model, {})
     by_case = reported.get("test", {}).get(model, {})
-    return {name: _pooled(*estimate) for name, estimate in pooled.items()} | {
-        name: _summary(scores) for name, scores in by_case.items()
+    patients = reported.get("patients", {}).get(model)
+    return {name: summary_of_images(Estimate(**told)) for name, told in pooled.items()} | {
+        name: summary_of_cases([float(score) for score in scores], patients) for name, scores in by_case.items()
     }
-
-
-def _pooled(value: float, low: float, high: float, n: int) -> ScoreSummary:
-    mean = _finite(value)
-    return ScoreSummary(mean=mean, low=_finite(low), high=_finite(high), n=n, undefined=int(mean is None), per_case=[])
-
-
-def _summary(scores: list[float]) -> ScoreSummary:
-    summary = summarize([float(score) for score in scores])
-    return ScoreSummary(**vars(summary), per_case=[_finite(score) for score in scores])
 
 
 def _means(tests: list[dict[str, ScoreSummary]]) -> dict[str, float | None]:
@@ -244,20 +237,30 @@ def _means(tests: list[dict[str, ScoreSummary]]) -> dict[str, float | None]:
 
 def _table(results: Results) -> list[str]:
     key = results.key_score
-    lines = [f"test {key} of the best model (round {results.best_round}) by site: mean, 95 % interval, number scored"]
+    lines = [
+        f"test {key} of the best model (round {results.best_round}) by site: "
+        "mean, 95 % interval over patients, patients tested"
+    ]
     for site, result in results.sites.items():
         score = result.test.get(key)
         if score is None or score.mean is None:
             lines.append(f"  {site:<12} undefined")
             continue
-        interval = "" if score.low is None else f"[{score.low:.3f}, {score.high:.3f}]"
-        lines.append(f"  {site:<12} {score.mean:.3f}  {interval:<16} {score.n}")
+        lines.append(f"  {site:<12} {score.mean:.3f}  {_interval(score):<16} {score.patients}")
     mean = results.mean_over_sites.get(key)
     worst = results.worst_site
     lines.append(f"  {'mean':<12} {'undefined' if mean is None else f'{mean:.3f}'}")
     if worst:
         lines.append(f"  {'worst':<12} {worst.mean:.3f}  {worst.site}")
     return lines
+
+
+def _interval(score: ScoreSummary) -> str:
+    """The interval; where there is none the points, as far as there are any and they are few, and why."""
+    if score.low is not None and score.high is not None:
+        return f"[{score.low:.3f}, {score.high:.3f}]"
+    points = score.points if len(score.points) <= MOST_POINTS else []
+    return f"{' '.join(f'{point:.3f}' for point in points)} ({score.interval_text})".strip()
 
 
 def _finite(value: Any) -> float | None:

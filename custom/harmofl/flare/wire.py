@@ -16,8 +16,9 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from harmofl.core.clustered import Why
 from harmofl.flare.amplitude_message import (
     AMPLITUDE,
     AmplitudeStatistic,
@@ -79,11 +80,29 @@ class UpdateMessage:
 
 
 Count = Annotated[int, Field(ge=0, strict=True)]
+Scored = Literal["final", "best"]
 Code = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
 
 
+class PooledScore(BaseModel):
+    """A score over all images, as `harmofl.core.classification.Estimate` has it; patients are counts without names."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    value: float
+    low: float
+    high: float
+    n: Count
+    patients: Count
+    no_interval: Why | None
+    by_patient: list[tuple[Count, Count]]
+
+
 class SiteNumbers(BaseModel):
-    """All numbers that may leave a site, by name; reasons are codes, so that no file name or path leaves with them."""
+    """All numbers that may leave a site, by name; reasons are codes, so that no file name or path leaves with them.
+
+    `patients` tells which cases of `test` are of one patient, by numbers counted from 0.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -98,9 +117,16 @@ class SiteNumbers(BaseModel):
     validation: float | None = None
     seconds: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 0.0
     received_sha256: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")] | None = None
-    test: dict[Literal["final", "best"], dict[Code, list[float]]] = {}
-    # value, low, high and number of images
-    pooled: dict[Literal["final", "best"], dict[Code, tuple[float, float, float, Count]]] = {}
+    test: dict[Scored, dict[Code, list[float]]] = {}
+    patients: dict[Scored, list[Count]] = {}
+    pooled: dict[Scored, dict[Code, PooledScore]] = {}
+
+    @model_validator(mode="after")
+    def _a_patient_for_each_case(self) -> "SiteNumbers":
+        for model, patients in self.patients.items():
+            if any(len(scores) != len(patients) for scores in self.test.get(model, {}).values()):
+                raise ValueError("not as many patients as cases")
+        return self
 
 
 def _check_numbers(numbers: Any) -> dict[str, Any]:

@@ -54,11 +54,14 @@ class Evaluation:
         key_score: the number that picks the best round; None where it is undefined.
         scores: by name one number a case, NaN where undefined.
         pooled: by name one number over all images of the split, where a score is no mean over cases.
+        patients: of the cases in `scores`, in order, each patient by a number counted from 0: intervals take patients
+            for their units. None where each case is of a patient of its own.
     """
 
     key_score: float | None
     scores: dict[str, list[float]]
     pooled: "dict[str, Estimate]" = field(default_factory=dict)
+    patients: Sequence[int] | None = None
 
 
 @dataclass(frozen=True, eq=False)

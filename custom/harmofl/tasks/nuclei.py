@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from pydantic import Field, ValidationInfo, field_validator
 
+from harmofl.core.clustered import numbered
 from harmofl.core.losses import DiceLossIgnoring
 from harmofl.core.scores import image_dice, predicted_classes, summarize
 from harmofl.data.findings import Finding
@@ -49,9 +50,9 @@ class NucleiReader(Section):
 class NucleiDemo(Section):
     """Synthetic images of a site: patients, images, their edge in pixels, and the look of each site."""
 
-    patients: Annotated[int, Field(ge=3)] = 10
-    images: Annotated[int, Field(ge=3)] = 10
-    size: Annotated[int, Field(ge=64)] = 128
+    patients: Annotated[int, Field(ge=3)] = 20
+    images: Annotated[int, Field(ge=3)] = 20
+    size: Annotated[int, Field(ge=64)] = 96
     profiles: dict[str, str] = {}
 
     @field_validator("images")
@@ -70,8 +71,9 @@ class NucleiTask:
     decodes_on_access = False
     key_score = "dice"
     score_note = (
-        "foreground Dice of each image as a whole, ambiguous regions left out; the interval is Student's over the "
-        "images of one site. An image where neither prediction nor truth has a nucleus is undefined"
+        "foreground Dice of each image as a whole, ambiguous regions left out; the interval is over patients, since "
+        "images of one patient are alike (jackknife over patients, logit scale). An image where neither prediction nor "
+        "truth has a nucleus is undefined"
     )
     is_color = True
     labels = ()
@@ -162,7 +164,8 @@ class NucleiTask:
             for label, name in enumerate(split.classes, start=1):
                 if f"dice_{name}" in scores:
                     scores[f"dice_{name}"].append(image_dice(predicted, target, ignored=IGNORED, label=label))
-        return Evaluation(summarize(scores["dice"]).mean, scores)
+        patients = numbered(image.patient for image in split.images)
+        return Evaluation(summarize(scores["dice"], patients).mean, scores, patients=patients)
 
     illustrates = "Dice of all nuclei of the whole image; shown is its part with the most nuclei"
 

@@ -9,6 +9,7 @@ import torch
 from pydantic import Field
 from torch import Tensor, nn
 
+from harmofl.core.clustered import numbered
 from harmofl.core.scores import case_dice, predicted_classes, published_dice, summarize
 from harmofl.data.layout import find_cases, site_folder
 from harmofl.data.scanners import SCANNERS
@@ -42,9 +43,9 @@ class ProstateReader(Section):
 class ProstateDemo(Section):
     """Synthetic volumes: how many and how large, and the scanner of each site."""
 
-    cases: Annotated[int, Field(ge=1)] = 10
+    cases: Annotated[int, Field(ge=1)] = 20
     matrix: Annotated[int, Field(ge=64)] = 96
-    slices: Annotated[int, Field(ge=3)] = 12
+    slices: Annotated[int, Field(ge=3)] = 6
     scanners: dict[str, str] = {}
 
 
@@ -71,7 +72,8 @@ class ProstateTask:
     decodes_on_access = False
     key_score = "dice"
     score_note = (
-        "foreground Dice of each case as a whole volume; the interval is Student's over the cases of one site. A case "
+        "foreground Dice of each case as a whole volume; the interval is over patients: each case is of one of its own "
+        "unless data.patient_pattern tells which cases are of one (jackknife over patients, logit scale). A case "
         "without prostate is undefined"
     )
     is_color = False
@@ -134,7 +136,9 @@ class ProstateTask:
             mask = torch.from_numpy(case.volume.mask)
             dice.append(case_dice(predicted[case.slices], mask[case.slices]))
             published.append(published_dice(predicted[case.published_slices], mask[case.published_slices]))
-        return Evaluation(summarize(dice).mean, {"dice": dice, "published_dice": published})
+        patients = numbered(case.patient for case in split)
+        scores = {"dice": dice, "published_dice": published}
+        return Evaluation(summarize(dice, patients).mean, scores, patients=patients)
 
     illustrates = "Dice of the whole case; shown is its slice with the most prostate"
 
@@ -177,7 +181,10 @@ class ProstateTask:
             [volume.name for volume in volumes], experiment.seed, data.fractions, data.patient_of
         )
         part = {name: [v for v in volumes if v.name in set(getattr(split, name))] for name in ("train", "val", "test")}
-        scored = [[ScoredVolume(volume) for volume in part[name]] for name in ("val", "test")]
+        scored = [
+            [ScoredVolume(volume, patient=data.patient_of(volume.name)) for volume in part[name]]
+            for name in ("val", "test")
+        ]
         slices = reader_settings(experiment, ProstateReader).slices
         return SliceWindows(part["train"], slices), *scored, list(split.findings)
 
@@ -187,17 +194,19 @@ class ProstateTask:
         scored = []
         for part in (split.val, split.test):
             slices = {volume.name: [index for name, index in part if name == volume.name] for volume in volumes}
-            scored.append([ScoredVolume(v, sorted(slices[v.name])) for v in volumes if slices[v.name]])
+            held = [volume for volume in volumes if slices[volume.name]]
+            patient_of = experiment.data.patient_of
+            scored.append([ScoredVolume(v, sorted(slices[v.name]), patient=patient_of(v.name)) for v in held])
         return SliceWindows(volumes, "published", only=split.train), *scored, list(split.findings)
 
 
 class ScoredVolume:
     """A case to score, whole or, in a slice-wise split, some of its slices."""
 
-    def __init__(self, volume: Volume, slices: list[int] | None = None) -> None:
-        """Keep the volume and which of its slices count."""
+    def __init__(self, volume: Volume, slices: list[int] | None = None, *, patient: str = "") -> None:
+        """Keep the volume, which of its slices count, and whose it is; without a name it is a patient of its own."""
         depth = len(volume.mask)
-        self.volume = volume
+        self.volume, self.patient = volume, patient or volume.name
         self.slices = list(range(depth)) if slices is None else slices
         # the released code never scores the outermost slices; a slice-wise split holds none of them
         self.published_slices = [index for index in self.slices if 0 < index < depth - 1]

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 
 from harmofl.core.classification import Estimate
+from harmofl.core.clustered import numbered
 from harmofl.core.distances import surface_distances
 from harmofl.core.scores import case_dice
 from harmofl.data.findings import CaseError, DataRootError, Finding
@@ -44,6 +45,7 @@ class SiteScores:
         by_case: by score one number a case, NaN where undefined.
         largest: by score the largest value that it can have.
         pooled: by score one number over all images, where a score is no mean over cases.
+        patients: whose each case is, by a number counted from 0.
         findings: about files and cases.
         rules: what the scores are and where they are undefined, one sentence each.
     """
@@ -53,6 +55,7 @@ class SiteScores:
     by_case: dict[str, list[float]] = field(default_factory=dict)
     largest: dict[str, float] = field(default_factory=dict)
     pooled: dict[str, Estimate] = field(default_factory=dict)
+    patients: list[int] = field(default_factory=list)
     findings: list[Finding] = field(default_factory=list)
     rules: tuple[str, ...] = ()
 
@@ -75,6 +78,8 @@ def score_prostate(
         largest={"dice": 1.0, "hd95_mm": inf, "asd_mm": inf},
         rules=(
             "Dice, HD95 and ASD of the whole volume on the image's own grid",
+            "intervals are over patients: each case is of one of its own unless data.patient_pattern of the model's "
+            "experiment tells which cases are of one",
             "a case without prostate in its mask is undefined in all scores",
             "a case whose prediction is empty has Dice 0 and no distance: HD95 and ASD are then means over fewer cases",
         ),
@@ -91,6 +96,7 @@ def score_prostate(
         hd95, asd = surface_distances(labels, mask, pair.spacing)
         found.add(case.name, {"dice": case_dice(labels, mask), "hd95_mm": hd95, "asd_mm": asd})
         tell(case.name)
+    found.patients = numbered(map(experiment.data.patient_of, found.names))
     found.findings = findings
     return found
 
@@ -107,9 +113,11 @@ def score_nuclei(
         "image",
         rules=(
             "Dice of each image as a whole, ambiguous regions left out",
+            "intervals are over patients, since images of one patient are alike",
             "an image where neither prediction nor truth holds the class is undefined",
         ),
     )
+    patients = []
     for case in cases:
         try:
             image = read_nuclei(case, classes)
@@ -120,7 +128,9 @@ def score_nuclei(
         predict = predictor_of(tissue_image(image.image, experiment))
         scored = task.evaluate(predict, ScoredImages([image], experiment), workers=0)
         found.add(image.name, {score: values[0] for score, values in scored.scores.items()})
+        patients.append(image.patient)
         tell(image.name)
+    found.patients = numbered(patients)
     found.findings = findings
     return found
 
@@ -141,11 +151,12 @@ def score_camelyon17(
         names=names,
         by_case=scored.scores,
         pooled=scored.pooled,
+        patients=list(scored.patients or ()),
         findings=[*index.findings, *patches.findings()],
         rules=(
             "over all patches that can be read; tumor is the class to be found",
-            "intervals are Wilson's (AUROC: DeLong's) and take patches for independent; accuracy_by_slide, Student's "
-            "over slides, is the honest one for new slides",
+            "intervals are over patients, since patches and slides of one patient are alike; for AUROC the patients of "
+            "the class that fewer have are counted",
             "AUROC is undefined where a class is missing",
         ),
     )

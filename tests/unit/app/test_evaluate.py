@@ -52,6 +52,22 @@ def test_scores_are_those_of_the_masks_that_predict_writes(
     assert f"{mean:.3f}" in table and "Case04" in table and "own profile: of each case itself" in table
 
 
+def test_intervals_are_over_patients_and_two_give_none(
+    prostate_model: ModelOfTask, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _, found = evaluate(prostate_model, copied, tmp_path / "five")
+    dice = found.scores["dice"]
+    assert (dice.patients, dice.n, dice.no_interval) == (5, 5, None) and dice.low is not None
+    assert "95 % interval over patients" in capsys.readouterr().out
+    for case in ("Case02", "Case03", "Case04"):
+        for path in copied.glob(f"{case}*"):
+            path.unlink()
+    _, found = evaluate(prostate_model, copied, tmp_path / "two")
+    for summary in found.scores.values():
+        assert (summary.low, summary.high, summary.no_interval, summary.patients) == (None, None, "too_few", 2)
+    assert capsys.readouterr().out.count("too few for an interval") == len(found.scores)
+
+
 def test_distances_have_no_upper_bound(prostate_model: ModelOfTask, tmp_path: Path) -> None:
     """An interval of a Dice score ends at 1, that of a distance in mm does not."""
     _, found = evaluate(prostate_model, prostate_model.folder, tmp_path)

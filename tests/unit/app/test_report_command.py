@@ -11,7 +11,7 @@ import torch
 from harmofl.app.cli import main
 from harmofl.app.examples import collect_examples
 from harmofl.app.job import read_job
-from harmofl.evidence.results import Results
+from harmofl.evidence.results import FORMAT, Results
 from harmofl.flare.server_run import BEST_MODEL
 from harmofl.flare.state import Checkpoint
 from harmofl.job_folder import sha256
@@ -50,7 +50,7 @@ def make_run(job: Path, tmp_path: Path) -> MakeRun:
         told: dict[str, Any] = {"cases_used": {}, "cases_skipped": {}, "validation": None, "bytes_sent": {}}
         told |= {"test": {"dice": score([0.5])}, "test_final_model": {}, "rounds_accepted": 1}
         told |= {"amplitude_sent": True, "amplitude_noise": None}
-        content = {"format": 1, "experiment": held, "experiment_hash": experiment.hash, "run_id": "0123abcd"}
+        content = {"format": FORMAT, "experiment": held, "experiment_hash": experiment.hash, "run_id": "0123abcd"}
         content |= {
             "method": "harmofl",
             "demo": demo,
@@ -111,7 +111,7 @@ def test_a_run_that_is_not_one_is_one_line(make_run: MakeRun, tmp_path: Path, ca
 
 
 def test_results_of_another_version_are_one_line(make_run: MakeRun, capsys: Any) -> None:
-    assert "is of format 0, this harmofl reads 1" in refusal(capsys, str(make_run(name="old", format=0)))
+    assert "is of format 0, this harmofl reads 2" in refusal(capsys, str(make_run(name="old", format=0)))
     folder = make_run()
     held = json.loads((folder / "results.json").read_text())
     del held["privacy"]

@@ -6,13 +6,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.stats import false_discovery_control, ttest_rel
+from scipy.stats import false_discovery_control, t, ttest_rel
 
-from harmofl.core.paired import case_interval, holm, paired_difference
+from harmofl.core.clustered import Units
+from harmofl.core.paired import holm, interval_over_patients, paired_difference
 
 
 @settings(max_examples=30, deadline=None)
-@given(st.integers(0, 10**6), st.integers(2, 12))
+@given(st.integers(0, 10**6), st.integers(3, 12))
 def test_difference_is_scipys_paired_t(seed: int, pairs: int) -> None:
     rng = np.random.default_rng(seed)
     one, other = rng.uniform(size=pairs), rng.uniform(size=pairs)
@@ -45,6 +46,8 @@ def test_too_few_pairs_give_no_interval() -> None:
     assert paired_difference([nan, 0.5], [0.1, nan]).pairs == 0
     single = paired_difference([0.5, nan], [0.25, 0.1])
     assert (single.mean, single.low, single.p_value, single.pairs) == (0.25, None, None, 1)
+    two = paired_difference([0.5, 0.75], [0.25, 0.25])
+    assert (two.mean, two.low, two.high, two.p_value, two.pairs) == (0.375, None, None, None, 2)
 
 
 def test_equal_methods_differ_by_nothing() -> None:
@@ -52,35 +55,51 @@ def test_equal_methods_differ_by_nothing() -> None:
     assert (held.mean, held.low, held.high, held.p_value) == (0.0, 0.0, 0.0, 1.0)
 
 
-@pytest.mark.parametrize("one", [[0.75, 0.5], [0.82, 0.72, 0.77]])
-def test_equal_differences_have_no_spread_to_judge_by(one: list[float]) -> None:
+@pytest.mark.parametrize(("one", "gain"), [([0.75, 0.5, 1.0], 0.25), ([0.82, 0.72, 0.77], 0.02)])
+def test_equal_differences_have_no_spread_to_judge_by(one: list[float], gain: float) -> None:
     """Student's t would say p = 0; 0.82 - 0.80 and 0.72 - 0.70 differ in the last bits, which is no spread either."""
-    other = [value - (0.25 if len(one) == 2 else 0.02) for value in one]
+    other = [value - gain for value in one]
     held = paired_difference(one, other)
-    assert held.mean == pytest.approx(0.25 if len(one) == 2 else 0.02) and held.pairs == len(one)
+    assert held.mean == pytest.approx(gain) and held.pairs == len(one)
     assert (held.low, held.high, held.p_value) == (None, None, None)
     nearly = paired_difference([*one, 0.5], [*other, 0.4])
     assert nearly.p_value is not None and nearly.low is not None
 
 
-def test_case_interval_covers_the_mean_over_sites_and_shrinks_with_cases() -> None:
-    rng = np.random.default_rng(4)
-    few = {site: rng.normal(0.1, 0.05, size=4).tolist() for site in "ABC"}
-    many = {site: rng.normal(0.1, 0.05, size=100).tolist() for site in "ABC"}
-    narrow, wide = case_interval(many), case_interval(few)
-    assert narrow is not None and wide is not None
-    assert narrow[1] - narrow[0] < (wide[1] - wide[0]) / 3
-    # the standard error of the mean of three site means of 100 cases each is 0.05 / sqrt(300)
-    assert narrow[1] - narrow[0] == pytest.approx(2 * 1.96 * 0.05 / 300**0.5, rel=0.2)
-    mean = np.mean([np.mean(values) for values in many.values()])
-    assert narrow[0] < mean < narrow[1]
+def site(*values: float) -> tuple[float, Units]:
+    """A site whose patients weigh the same."""
+    return float(np.mean(values)), Units(np.array(values), float(len(values)))
 
 
-def test_case_interval_counts_sites_alike_and_needs_cases() -> None:
-    assert case_interval({"A": [0.1], "B": [nan]}) is None
-    assert case_interval({}) is None
-    # one site of one case and one of equal cases: nothing varies, each weighs a half
-    assert case_interval({"A": [0.0], "B": [0.2, 0.2, 0.2]}) == pytest.approx((0.1, 0.1))
+def test_the_interval_over_patients_by_hand() -> None:
+    # A: variance of the mean 0.0002 / 2 = 0.0001, 1 degree of freedom; B: 0.0016 / 4 = 0.0004 with 3. Mean over sites
+    # 0.15; variance (0.0001 + 0.0004) / 4 = 0.000125. Satterthwaite: 0.0005^2 / (0.0001^2 / 1 + 0.0004^2 / 3) = 3.947
+    first = site(0.09, 0.11)
+    second = site(0.2 - 0.04 * 0.75**0.5, 0.2 + 0.04 * 0.75**0.5, 0.2 - 0.04 * 0.75**0.5, 0.2 + 0.04 * 0.75**0.5)
+    held = interval_over_patients([[first, second]], recurring=False)
+    assert held is not None
+    half = float(t.ppf(0.975, 0.0005**2 / (0.0001**2 + 0.0004**2 / 3))) * 0.000125**0.5
+    assert held == pytest.approx((0.15 - half, 0.15 + half), abs=1e-9)
+    # three repetitions with patients of their own: a third of the variance, three times the degrees of freedom
+    thrice = interval_over_patients([[first, second]] * 3, recurring=False)
+    assert thrice is not None
+    freedom = 3 * 0.0005**2 / (0.0001**2 + 0.0004**2 / 3)
+    assert thrice[1] - 0.15 == pytest.approx(float(t.ppf(0.975, freedom)) * (0.000125 / 3) ** 0.5)
+    # with the same patients they know no more than one
+    assert interval_over_patients([[first, second]] * 3, recurring=True) == pytest.approx(held)
+
+
+def test_the_interval_over_patients_needs_patients_that_differ() -> None:
+    assert interval_over_patients([], recurring=False) is None
+    assert interval_over_patients([[]], recurring=False) is None
+    # two patients of one site are too few, of two sites they are not
+    assert interval_over_patients([[site(0.1, 0.2)]], recurring=False) is None
+    assert interval_over_patients([[site(0.1, 0.2), site(0.1, 0.2)]], recurring=False) is not None
+    # the same two in each of three repetitions are still two
+    assert interval_over_patients([[site(0.1, 0.2)]] * 3, recurring=True) is None
+    assert interval_over_patients([[site(0.1, 0.1, 0.1), site(0.2, 0.2, 0.2)]], recurring=False) is None
+    single = (0.1, Units(np.array([0.1]), 1.0))
+    assert interval_over_patients([[single, site(0.1, 0.2, 0.3)]], recurring=False) is None
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))

@@ -131,35 +131,37 @@ def test_image_dice_equals_monai_on_the_pixels_that_count(seed):
         assert image_dice(predicted, true, label=label, ignored=255) == pytest.approx(expected, abs=1e-6)
 
 
-def test_the_interval_is_student_s():
-    # Scores 0.7, 0.8, 0.9: mean 0.8, deviations -0.1, 0, 0.1, s^2 = 0.02 / 2, s = 0.1.
-    # The 97.5 % quantile of t with 2 degrees of freedom is 4.302653 (tables), half = 4.302653 * 0.1 / sqrt(3).
+def test_the_interval_is_student_s_on_the_logit_scale():
+    # Scores 0.7, 0.8, 0.9: mean 0.8, deviations -0.1, 0, 0.1, s^2 = 0.02 / 2, s = 0.1, error 0.1 / sqrt(3).
+    # The slope of the logit at 0.8 is 1 / (0.8 * 0.2) = 6.25, the 97.5 % quantile of t with 2 degrees of freedom is
+    # 4.302653 (tables), half = 4.302653 * 0.1 / sqrt(3) * 6.25 = 1.552586 around log(4) = 1.386294.
     summary = summarize([0.7, 0.8, 0.9])
-    half = 4.302653 * 0.1 / math.sqrt(3)
     assert summary.mean == pytest.approx(0.8)
-    assert summary.low == pytest.approx(0.8 - half, abs=1e-6)
-    assert summary.high == 1.0  # 0.8 + 0.248 lies beyond the range of a Dice
-    assert (summary.n, summary.undefined) == (3, 0)
+    assert summary.low == pytest.approx(1 / (1 + math.exp(1.552586 - 1.386294)), abs=1e-6)
+    assert summary.high == pytest.approx(1 / (1 + math.exp(-1.552586 - 1.386294)), abs=1e-6)
+    assert (summary.n, summary.undefined, summary.patients, summary.no_interval) == (3, 0, 3, None)
 
 
-def test_a_narrow_interval_is_not_cut():
-    # Scores 0.5 and 0.52: mean 0.51, s = 0.02 / sqrt(2), s / sqrt(2) = 0.01; t with 1 degree of freedom: 12.7062.
-    summary = summarize([0.5, 0.52])
-    assert (summary.low, summary.high) == (
-        pytest.approx(0.51 - 0.127062, abs=1e-6),
-        pytest.approx(0.51 + 0.127062, abs=1e-6),
-    )
+def test_cases_of_one_patient_are_one_unit():
+    # Patients of two cases each with the means 0.7, 0.8 and 0.9: the interval is that of these three.
+    cases = summarize([0.65, 0.75, 0.7, 0.9, 0.9, 0.9], [0, 0, 1, 1, 2, 2])
+    patients = summarize([0.7, 0.8, 0.9])
+    assert (cases.mean, cases.n, cases.patients) == (pytest.approx(0.8), 6, 3)
+    assert (cases.low, cases.high) == (pytest.approx(patients.low), pytest.approx(patients.high))
 
 
-def test_the_interval_is_cut_at_zero():
-    # 0 and 0.2: mean 0.1, half 12.7 * 0.1
-    assert summarize([0.0, 0.2]).low == 0.0
+@pytest.mark.parametrize("scores", [[0.5, 0.52], [0.0, 0.2], [0.6]])
+def test_fewer_than_three_patients_get_no_interval(scores):
+    summary = summarize(scores)
+    assert summary.mean == pytest.approx(sum(scores) / len(scores))
+    assert (summary.low, summary.high, summary.no_interval) == (None, None, "too_few")
+    assert summarize(scores * 2, [*range(len(scores))] * 2).no_interval == "too_few"
 
 
 def test_undefined_scores_do_not_count_as_zero():
     summary = summarize([0.7, math.nan, 0.8, 0.9, math.nan])
     assert summary.mean == pytest.approx(0.8)
-    assert (summary.n, summary.undefined) == (3, 2)
+    assert (summary.n, summary.undefined, summary.patients) == (3, 2, 3)
 
 
 def test_one_defined_score_has_no_interval():
@@ -170,7 +172,7 @@ def test_one_defined_score_has_no_interval():
 @pytest.mark.parametrize("scores", [[], [math.nan, math.nan]])
 def test_no_defined_score_is_undefined_and_not_zero(scores):
     summary = summarize(scores)
-    assert (summary.mean, summary.low, summary.high) == (None, None, None)
+    assert (summary.mean, summary.low, summary.high, summary.no_interval) == (None, None, None, "undefined")
     assert (summary.n, summary.undefined) == (0, len(scores))
 
 

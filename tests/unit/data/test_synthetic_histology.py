@@ -62,7 +62,7 @@ def test_the_layout_is_that_of_the_public_patches(hospitals):
         assert pixels.shape == (40, 96, 96, 4) and pixels.dtype == np.uint8 and np.all(pixels[..., 3] == 255)
         assert {row["center"] for row in rows} == {str(center)}
         assert all(len(row["patient"]) == 3 and int(row["patient"]) // 20 == center for row in rows)
-        assert {int(row["slide"]) for row in rows} == set(range(10 * center, 10 * center + 4))
+        assert {int(row["slide"]) for row in rows} == set(range(20 * center, 20 * center + 4))
         assert {row["split"] for row in rows} <= {"0", "1"}
         assert len({(row["slide"], row["x_coord"], row["y_coord"]) for row in rows}) == 40
         files = [path for path in folder.rglob("*") if path.is_file()]
@@ -253,8 +253,8 @@ def test_wishes_that_cannot_be_met_are_refused(tmp_path):
         write_patches_site(tmp_path / "site", "blue", 0, slides=1, patches=1, seed=0)
     with pytest.raises(ValueError, match="choose one of lung, kidney"):
         write_nuclei_site(tmp_path / "site", "brain", patients=1, images=1, seed=0, size=64)
-    with pytest.raises(ValueError, match="at most 10 slides"):
-        write_patches_site(tmp_path / "site", "crimson", 0, slides=11, patches=11, seed=0)
+    with pytest.raises(ValueError, match="at most 20 slides"):
+        write_patches_site(tmp_path / "site", "crimson", 0, slides=21, patches=21, seed=0)
     with pytest.raises(ValueError, match="at least one image"):
         write_nuclei_site(tmp_path / "site", "lung", patients=3, images=2, seed=0, size=64)
     assert list(tmp_path.iterdir()) == []

@@ -12,13 +12,14 @@ from harmofl.experiment import Experiment, resolve
 CASES = (-0.04, 0.0, 0.04)  # of a site's cases around its mean
 
 
-def summary(mean: float | None) -> ScoreSummary:
-    cases: list[float | None] = [None if mean is None else mean + offset for offset in CASES]
-    return ScoreSummary(mean=mean, low=None, high=None, n=3 * (mean is not None), undefined=0, per_case=cases)
+def summary(mean: float | None, width: float = 1.0) -> ScoreSummary:
+    cases: list[float | None] = [None if mean is None else mean + width * offset for offset in CASES]
+    count = 3 * (mean is not None)
+    return ScoreSummary(mean=mean, low=None, high=None, n=count, undefined=0, patients=count, per_case=cases)
 
 
 def record(use: Use, sites: Mapping[str, float | None], **changed: Any) -> CellRecord:
-    """A cell whose last model is 0.1 worse than its best one."""
+    """A cell whose last model is 0.1 worse than its best one; the cases of `harmofl` differ 1.5 times as much."""
     experiment = changed.pop("experiment")
     line: list[float | None] = [0.3, 0.1, 0.2]
     landscape = Landscape(
@@ -29,12 +30,15 @@ def record(use: Use, sites: Mapping[str, float | None], **changed: Any) -> CellR
         sharpness_at=0.25,
         images=8,
     )
+    width = 1.5 if use.method == "harmofl" else 1.0
     scores = {
-        site: SiteScores(best={"dice": summary(mean)}, final={"dice": summary(None if mean is None else mean - 0.1)})
+        site: SiteScores(
+            best={"dice": summary(mean, width)}, final={"dice": summary(None if mean is None else mean - 0.1)}
+        )
         for site, mean in sites.items()
     }
     settings: dict[str, Any] = {
-        "format": 1,
+        "format": 2,
         "key": CellKey(
             experiment_hash="0" * 16, version="0.1.0", data="demo", sites=sorted(sites), left_out=use.left_out
         ),

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from harmofl.evidence.results import Results, RoundRecord
+from harmofl.evidence.results import FORMAT, Results, RoundRecord
 from harmofl.experiment import resolve
 
 
@@ -13,8 +13,10 @@ def score(per_case: list[float | None]) -> dict[str, Any]:
     mean = sum(defined) / len(defined) if defined else None
     return {
         "mean": mean,
-        "low": None if len(defined) < 2 else min(defined),
-        "high": None if len(defined) < 2 else max(defined),
+        "low": min(defined) if len(defined) > 2 else None,
+        "high": max(defined) if len(defined) > 2 else None,
+        "no_interval": None if len(defined) > 2 else "too_few" if defined else "undefined",
+        "patients": len(defined),
         "n": len(defined),
         "undefined": len(per_case) - len(defined),
         "per_case": per_case,
@@ -41,7 +43,7 @@ def results(written: dict[str, Any]) -> Results:
     experiment = resolve(written)
     return Results.model_validate(
         {
-            "format": 1,
+            "format": FORMAT,
             "experiment": experiment.model_dump(mode="json"),
             "experiment_hash": experiment.hash,
             "run_id": "0123abcd",

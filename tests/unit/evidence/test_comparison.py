@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 import pytest
-from cells import grid
-from scipy.stats import ttest_rel
+from cells import grid, summary
+from scipy.stats import t, ttest_rel
 
 from harmofl.app.grid import Sweep
-from harmofl.evidence.comparison import Use, read_comparison
+from harmofl.evidence.comparison import SiteScores, Use, read_comparison
 from harmofl.evidence.comparison_page import write_comparison
 from harmofl.evidence.comparison_summary import summarize_grid
-from harmofl.evidence.results import ResultsError
+from harmofl.evidence.results import ResultsError, ScoreSummary
 from harmofl.experiment import resolve
 
 SEEDS = (0, 1, 2)
@@ -46,8 +46,10 @@ def test_means_spreads_and_differences(written: dict[str, Any]) -> None:
     )
     expected = ttest_rel(ours, theirs)
     assert held.p_value == pytest.approx(expected.pvalue)
-    # every case gains what its seed gains: over cases nothing varies
-    assert (held.case_low, held.case_high) == pytest.approx((0.02, 0.02))
+    # the cases of a site differ by its gain and -0.02, 0 and 0.02: variance of its mean 0.0004 / 3; over two sites and
+    # three seeds a sixth of that, with 2 * 3 * 2 degrees of freedom
+    half = float(t.ppf(0.975, 12)) * (0.0004 / 3 / 6) ** 0.5
+    assert (held.patients_low, held.patients_high) == pytest.approx((0.02 - half, 0.02 + half))
     assert [value.mean for value in fedavg.curve] == [pytest.approx(0.1), pytest.approx(0.5), None]
     assert told.headline.startswith("harmofl scores 0.720, fedavg with z-score 0.700 in dice: difference +0.020")
     assert "over 3 seeds" in told.headline
@@ -78,13 +80,53 @@ def test_real_data_that_seeds_split_anew_is_less_sure(written: dict[str, Any]) -
     assert "Nadeau" in real.method_of_statistics and "Nadeau" not in demo.method_of_statistics
 
 
-def test_one_seed_has_an_interval_over_cases_only(written: dict[str, Any]) -> None:
-    told = summarize_grid(grid(written, ["fedavg", "harmofl"], [0], scores))
+@pytest.mark.parametrize("seeds", [[0], [0, 1]])
+def test_fewer_than_three_seeds_have_an_interval_over_patients_only(written: dict[str, Any], seeds: list[int]) -> None:
+    told = summarize_grid(grid(written, ["fedavg", "harmofl"], seeds, scores))
     held = told.methods[1].difference
-    assert held is not None and held.low is None and held.case_low == pytest.approx(0.02)
-    assert told.methods[1].verdict == "one_seed" and "over test cases" in told.headline
+    assert held is not None and (held.low, held.high, held.p_value) == (None, None, None)
+    # as above, over two sites and so many seeds
+    half = float(t.ppf(0.975, 4 * len(seeds))) * (0.0004 / 3 / 2 / len(seeds)) ** 0.5
+    assert held.mean is not None and held.patients_low == pytest.approx(held.mean - half)
+    assert told.methods[1].verdict == "few_seeds" and "over patients" in told.headline
     assert "Student" not in told.method_of_statistics and "p values" not in told.method_of_statistics
-    assert "run two seeds or more" in told.method_of_statistics
+    assert "run 3 or more" in told.method_of_statistics
+
+
+def test_patients_that_seeds_share_say_no_more_than_those_of_one_seed(written: dict[str, Any]) -> None:
+    told = summarize_grid(grid(written, ["fedavg", "harmofl"], SEEDS, scores, demo=False))
+    held = told.methods[1].difference
+    half = float(t.ppf(0.975, 4)) * (0.0004 / 3 / 2) ** 0.5
+    assert held is not None and (held.patients_low, held.patients_high) == pytest.approx((0.02 - half, 0.02 + half))
+
+
+def test_a_share_is_compared_patient_by_patient(written: dict[str, Any]) -> None:
+    """Patients of 100 images with 80, 85 and 90 right against 80, 80 and 80: 0, 5 and 10 points."""
+
+    def of(use: Use) -> dict[str, Any]:
+        right = (80, 85, 90) if use.method == "harmofl" else (80, 80, 80)
+        parts = [(count, 100) for count in right]
+        mean = sum(right) / 300
+        held = ScoreSummary(mean=mean, low=None, high=None, n=300, undefined=0, per_case=[], by_patient=parts)
+        return {"scores": {"A": SiteScores(best={"dice": held}, final={"dice": held})}}
+
+    told = summarize_grid(grid(written, ["fedavg", "harmofl"], [0], scores, sites=["A"], of_cell=of))
+    held = told.methods[1].difference
+    half = float(t.ppf(0.975, 2)) * 0.05 / 3**0.5
+    assert held is not None and held.mean == pytest.approx(0.05)
+    assert (held.patients_low, held.patients_high) == pytest.approx((0.05 - half, 0.05 + half))
+
+
+def test_another_split_has_nothing_to_pair(written: dict[str, Any]) -> None:
+    def of(use: Use) -> dict[str, Any]:
+        held = summary(0.7)
+        if use.method == "harmofl":
+            held = held.model_copy(update={"per_case": held.per_case[:2]})
+        return {"scores": {"A": SiteScores(best={"dice": held}, final={"dice": held})}}
+
+    told = summarize_grid(grid(written, ["fedavg", "harmofl"], [0], scores, sites=["A"], of_cell=of))
+    held = told.methods[1].difference
+    assert held is not None and (held.mean, held.patients_low) == (0.0, None)
 
 
 def test_only_seeds_that_both_methods_finished_are_paired(written: dict[str, Any]) -> None:
@@ -258,7 +300,7 @@ def test_csv_has_every_score_of_every_use(written: dict[str, Any], tmp_path: Pat
 
 
 def test_a_broken_comparison_is_refused_by_key(tmp_path: Path) -> None:
-    (tmp_path / "comparison.json").write_text('{"format": 2}')
+    (tmp_path / "comparison.json").write_text('{"format": 1}')
     with pytest.raises(ResultsError, match=r"comparison\.json: format"):
         read_comparison(tmp_path / "comparison.json")
     with pytest.raises(ResultsError, match="cannot be read"):

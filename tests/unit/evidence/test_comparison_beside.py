@@ -67,7 +67,12 @@ def test_fedbn_is_held_against_plain_averaging_on_its_own_network(written: dict[
 
 def test_seeds_with_one_and_the_same_difference_are_not_sure(written: dict[str, Any]) -> None:
     told = summarize_grid(
-        grid(written, ["fedavg", "harmofl"], [0, 1], lambda use, _: FEDAVG[use.seed] + 0.02 * (use.method == "harmofl"))
+        grid(
+            written,
+            ["fedavg", "harmofl"],
+            [0, 1, 2],
+            lambda use, _: FEDAVG[use.seed] + 0.02 * (use.method == "harmofl"),
+        )
     )
     held = told.methods[1].difference
     assert held is not None and (held.low, held.p_value, held.p_corrected) == (None, None, None)

@@ -59,8 +59,9 @@ def page(results, rounds, tmp_path):
 
 def test_scores_by_site(page):
     rows = Page(page)
-    assert rows.row("HEALTHY worst")[1:5] == ["0.625", "0.500 to 0.750", "2", "0.625"]
-    assert rows.row("EMPTY")[1:4] == ["undefined", "–", "0 (+2 undefined)"]
+    assert rows.row("site")[1:5] == ["dice, mean", "95 % interval over patients", "patients", "scored"]
+    assert rows.row("HEALTHY worst")[1:6] == ["0.625", "too few for an interval 0.750 0.500", "2", "2", "0.625"]
+    assert rows.row("EMPTY")[1:5] == ["undefined", "–", "0", "0 (+2 undefined)"]
     assert rows.row("SILENT")[1] == "no answer to the evaluation"
     assert rows.row("mean over sites")[1] == "0.625"
 
@@ -122,16 +123,17 @@ def test_a_failed_run_says_so_first(results, rounds, tmp_path):
 
 
 def test_a_comparison_stands_in_a_table_and_in_the_tiles(results, rounds, tmp_path):
-    worse = Difference("HEALTHY", 0.5, 0.75, -0.25, -0.5, 0.0, 2, True)
-    over = Difference("mean over sites", 0.5, 0.75, -0.25, None, None, 1, True)
+    worse = Difference("HEALTHY", 0.5, 0.75, -0.25, -0.5, 0.0, "", 4, "12 images")
+    over = Difference("mean over sites", 0.5, 0.75, -0.25, None, None, "too few for an interval", 1, "1 sites")
     write_report(
         results, rounds, tmp_path / "report.html", comparison=Comparison((worse,), over, without=("EMPTY", "SILENT"))
     )
     text = (tmp_path / "report.html").read_text(encoding="utf-8")
     row = Page(text).row("HEALTHY better alone")
-    assert row == ["HEALTHY better alone", "0.500", "0.750", "-0.250", "-0.500 to +0.000", "2 pairs"]
+    assert row == ["HEALTHY better alone", "0.500", "0.750", "-0.250", "-0.500 to +0.000", "4", "12 images"]
     told = " ".join(text.split())
-    assert "higher at 0 of them. The interval holds 0, so this run alone does not show" in told
+    assert "(95 % interval over sites: too few for an interval), higher at 0 of them." in told
+    assert "Without an interval this run alone does not show that taking part pays." in told
     assert "Without a score in both runs: EMPTY, SILENT." in told
     assert "Not compared." not in told
 

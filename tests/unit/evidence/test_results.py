@@ -86,12 +86,12 @@ def test_a_missing_results_file_is_named(tmp_path):
         read_results(tmp_path / "results.json")
 
 
-@pytest.mark.parametrize("other", [0, 2, "1"])
+@pytest.mark.parametrize("other", [0, 1, 3, "2"])
 def test_results_of_another_format_are_refused_in_one_line(results, tmp_path, other):
     path = tmp_path / "results.json"
     path.write_text(json.dumps(json.loads(results.model_dump_json()) | {"format": other, "new": 1}), encoding="utf-8")
     with pytest.raises(
-        ResultsError, match=f"results.json: is of format {other}, this harmofl reads 1; use the version"
+        ResultsError, match=f"results.json: is of format {other}, this harmofl reads 2; use the version"
     ):
         read_results(path)
 

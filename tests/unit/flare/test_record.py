@@ -247,13 +247,34 @@ def test_noise_is_recorded_for_sites_whose_amplitude_is_in_the_mean(run, numbers
 def test_the_screen_shows_every_site_and_where_the_files_are(run, numbers):
     _, lines = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
     shown = "\n".join(lines)
-    # A: mean 0.8, s = 0.1 * sqrt(2), s / sqrt(2) = 0.1, times 12.7 is beyond [0, 1] on both sides
-    assert "A            0.800  [0.000, 1.000]   2" in shown
+    assert "by site: mean, 95 % interval over patients, patients tested" in shown
+    assert "A            0.800  0.900 0.700 (too few for an interval) 2" in shown
     assert "C            0.400" in shown
     assert "worst        0.400  C" in shown
     for name in ("results.json", "report.html", BEST_MODEL, FINAL_MODEL):
         assert str(run.folder / name) in shown
     assert (run.folder / "report.html").is_file()
+
+
+def test_patients_are_the_units_of_what_a_site_sends(run, numbers):
+    sent = evaluation("A", numbers)
+    sent["test"]["best"]["dice"] = [0.65, 0.75, 0.7, 0.9, 0.9, 0.9]
+    sent["test"]["best"]["published_dice"] = [0.5] * 6
+    sent["patients"] = {"best": [0, 0, 1, 1, 2, 2]}
+    told = {"value": 0.75, "low": math.nan, "high": math.nan, "n": 8, "patients": 2, "no_interval": "too_few"}
+    sent["pooled"] = {"best": {"accuracy": told | {"by_patient": [[2, 4], [4, 4]]}}}
+    results, lines = written_results(run, {"A": sent})
+    held = read_results(run.folder / "results.json").sites["A"].test
+    # patients with the means 0.7, 0.8 and 0.9: bounds by hand in tests/unit/core/test_scores.py
+    assert (held["dice"].low, held["dice"].high) == (
+        pytest.approx(0.458523, abs=1e-6),
+        pytest.approx(0.949735, abs=1e-6),
+    )
+    assert (held["dice"].patients, held["dice"].n, held["dice"].patient_of_case) == (3, 6, [0, 0, 1, 1, 2, 2])
+    assert held["published_dice"].no_interval == "no_spread"
+    assert (held["accuracy"].low, held["accuracy"].no_interval) == (None, "too_few")
+    assert held["accuracy"].by_patient == [(2, 4), (4, 4)] and held["accuracy"].points == [0.5, 1.0]
+    assert any(line == "  A            0.800  [0.459, 0.950]   3" for line in lines)
 
 
 def test_the_record_survives_a_checkpoint(run):

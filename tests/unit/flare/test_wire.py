@@ -82,6 +82,37 @@ def test_numbers_keep_undefined_scores(wire):
     assert math.isnan(second)
 
 
+SHARE = {"value": 0.75, "low": 0.5, "high": math.nan, "n": 8, "patients": 2, "no_interval": "too_few"}
+
+
+def test_scores_by_patient_come_back_as_counts_without_names(wire):
+    counted = SHARE | {"by_patient": [[2, 4], [4, 4]]}
+    numbers = {
+        "test": {"best": {"accuracy_by_slide": [0.5, 1.0, 1.0]}},
+        "patients": {"best": [0, 0, 1]},
+        "pooled": {"best": {"accuracy": counted}},
+    }
+    received = unpack_update(wire(pack_update(UpdateMessage(numbers=numbers)))).numbers
+    np.testing.assert_equal(received, numbers)
+
+
+@pytest.mark.parametrize(
+    "spoiled",
+    [
+        {"patients": {"best": [0]}},
+        {"patients": {"best": ["Jane Doe", 1]}},
+        {"pooled": {"best": {"accuracy": SHARE | {"by_patient": [["Jane Doe", 4]]}}}},
+        {"pooled": {"best": {"accuracy": SHARE | {"by_patient": [], "name": "Jane Doe"}}}},
+        {"pooled": {"best": {"accuracy": SHARE | {"by_patient": [], "no_interval": "Jane Doe"}}}},
+    ],
+)
+def test_scores_by_patient_of_another_form_are_refused(spoiled):
+    numbers = {"test": {"best": {"dice": [0.5, 1.0]}}} | spoiled
+    with pytest.raises(MessageError, match="the answer's numbers cannot be used") as caught:
+        pack_update(UpdateMessage(numbers=numbers))
+    assert "Jane" not in str(caught.value)
+
+
 def test_plain_weights_after_the_amplitude_is_frozen(weights):
     # DESIGN: a collection while the amplitude is being estimated, plain weights after that
     alone = from_shareable(pack_update(UpdateMessage(weights)))

@@ -177,9 +177,24 @@ class TestEvaluate:
         }
         assert result.scores == {"accuracy_by_slide": [3 / 4, 2 / 4]}
         assert result.key_score == 5 / 8
-        interval = result.pooled["accuracy"]
-        # Wilson at 5 of 8: (p + z^2/2n -+ z sqrt(p(1-p)/n + z^2/4n^2)) / (1 + z^2/n), z = 1.96
-        assert (interval.low, interval.high) == (pytest.approx(0.3057, abs=1e-4), pytest.approx(0.8632, abs=1e-4))
+        # two slides of a patient each: 3 of 4 and 2 of 4 are right, too few for an interval
+        accuracy = result.pooled["accuracy"]
+        assert (accuracy.by_patient, accuracy.no_interval) == (((3, 4), (2, 4)), "too_few")
+        assert result.patients == [0, 1]
+
+    def test_slides_of_one_patient_are_one_unit(self, tmp_path: Path) -> None:
+        slides = {0: "000", 1: "000", 2: "001", 3: "002"}  # the first two slides are lymph nodes of one patient
+        lines = [row(n, slides[n // 4], n % 2, str(n // 4), center=0) for n in range(16)]
+        write_index(tmp_path, *lines)
+        split = self.scored(tmp_path)
+        for name in (split.index.name(n) for n in range(16)):
+            (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+            Image.new("RGB", (64, 64)).save(tmp_path / name)
+        result = TASK.evaluate(predict, split, workers=0)
+        assert result.patients == [0, 0, 1, 2] and len(result.scores["accuracy_by_slide"]) == 4
+        assert [of for _, of in result.pooled["accuracy"].by_patient] == [8, 4, 4]
+        assert [of for _, of in result.pooled["sensitivity"].by_patient] == [4, 2, 2]
+        assert result.pooled["accuracy"].patients == 3
 
     @pytest.mark.parametrize("workers", [0, 1])
     def test_stand_ins_of_bad_patches_are_not_scored(self, tmp_path: Path, workers: int) -> None:

@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -85,3 +86,10 @@ def test_a_binary_mask_is_no_picture_of_cell_types(tmp_path: Path) -> None:
     with pytest.raises(CaseError) as caught:
         read_nuclei(NucleiCase("a", "a", *paths), CLASSES)  # 255 is ignored: the site would train on background alone
     assert caught.value.finding.code == "no_cell_types"
+
+
+def test_images_of_one_patient_are_one_unit(resolve_job: Resolve) -> None:
+    plane = rectangle(1, slice(0, 9), slice(0, 9), (20, 30))
+    images = [replace(picture(plane, plane), patient=patient) for patient in ("P7", "P2", "P7", "P9")]
+    result = TASK.evaluate(predict_red, ScoredImages(images, resolve_job(JOB, SMALL)), workers=0)
+    assert result.patients == [0, 1, 0, 2]

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from harmofl.data.findings import SharedFolderError
+from harmofl.data.synthetic import write_prostate_site
 from harmofl.data.synthetic_histology import write_nuclei_site
 from harmofl.experiment import Experiment
 from harmofl.sections import ExperimentError
@@ -103,9 +104,9 @@ def test_defaults_of_the_reader_are_written_out(resolve_job: Resolve, job: str, 
 @pytest.mark.parametrize(
     ("job", "demo"),
     [
-        ("harmofl_prostate", {"cases": 10, "matrix": 96, "slices": 12, "scanners": {}}),
-        ("harmofl_camelyon17", {"slides": 10, "patches": 120, "laboratories": {}}),
-        ("harmofl_nuclei", {"patients": 10, "images": 10, "size": 128, "profiles": {}}),
+        ("harmofl_prostate", {"cases": 20, "matrix": 96, "slices": 6, "scanners": {}}),
+        ("harmofl_camelyon17", {"slides": 20, "patches": 120, "laboratories": {}}),
+        ("harmofl_nuclei", {"patients": 20, "images": 20, "size": 96, "profiles": {}}),
     ],
 )
 def test_defaults_of_the_demo_are_written_out(resolve_job: Resolve, job: str, demo: dict[str, Any]) -> None:
@@ -218,3 +219,20 @@ class TestPlaceSites:
         assert places["hospital1"] == tmp_path / "hospital1"
         assert str(places["hospital2"]).startswith("no data for site hospital2: ")
         assert not isinstance(places["hospital2"], SharedFolderError)
+
+
+def test_volumes_of_one_patient_are_one_unit(resolve_job: Resolve, tmp_path: Path) -> None:
+    folder = tmp_path / "RUNMC"
+    write_prostate_site(folder, "siemens_3t_surface", 6, 0, matrix=64, slices=3)
+    for number, name in enumerate(("P0_a", "P0_b", "P1_a", "P1_b", "P2_a", "P2_b")):
+        for path in sorted(folder.glob(f"Case0{number}*")):
+            path.rename(path.with_name(path.name.replace(f"Case0{number}", name)))
+    small = {"data.height": 64, "data.width": 64, "data.patient_pattern": "^P[0-9]"}
+    for split in ("patient", "as_published"):
+        experiment = resolve_job("harmofl_prostate", small | {"data.split": split})
+        task = load_task(experiment)
+        data = task.open_site(folder, "RUNMC", experiment, tmp_path / "cache")
+        held = task.evaluate(lambda images: torch.zeros(len(images), 2, 64, 64), data.test, workers=0)
+        names = [case.volume.name[:2] for case in data.test]
+        assert held.patients is not None and len(held.patients) == len(held.scores["dice"])
+        assert len(set(held.patients)) == len(set(names)) < len(names)
