@@ -26,7 +26,7 @@ from harmofl.core.training import (
     seed_of,
 )
 from harmofl.experiment import Experiment
-from harmofl.flare.devices import check_several, main_device, make_deterministic
+from harmofl.flare.devices import check_several, full_memory, is_out_of_memory, main_device, make_deterministic
 from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
@@ -284,6 +284,8 @@ class Participant:
         except Exception as error:
             if how.compile and (refused := failed_to_compile(error, self._site)):
                 raise refused from None
+            if is_out_of_memory(error):
+                raise full_memory(self._site, self._experiment) from None
             raise
 
     def _counts(self) -> dict[str, Any]:
