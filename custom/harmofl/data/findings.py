@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from harmofl.sections import one_line
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -30,7 +32,7 @@ class Finding:
         """Return the finding as one line for a local log."""
         line = f"{self.severity}: {self.subject}: {self.message}"
         line = f"{line}; {self.mend}" if self.mend else line
-        return " ".join(line.split())
+        return one_line(" ".join(line.split()))
 
 
 class CaseError(ValueError):
@@ -42,7 +44,10 @@ class CaseError(ValueError):
 
 
 class DataRootError(ValueError):
-    """The data folder of a site is missing or holds nothing that can be used."""
+    """The data folder of a site is missing or holds nothing that can be used; the message is one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class SharedFolderError(DataRootError):
