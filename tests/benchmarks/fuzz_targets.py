@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import random
+import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -196,6 +197,28 @@ def _experiments(folder: Path) -> Target:
     return Target(seeds, {".json": change.of_json}, read, (ExperimentError,))
 
 
+def _job_folders(folder: Path) -> Target:
+    from harmofl.app.bundle import _check_components
+    from harmofl.app.job import JobError, read_job
+    from harmofl.experiment import ExperimentError
+
+    shutil.copytree(JOBS / "harmofl_prostate", folder / "job")
+
+    def read(path: Path) -> None:
+        """As meta.json of a job, or as the configuration of its sites."""
+        held = json.loads((JOBS / "harmofl_prostate" / "meta.json").read_text())
+        (folder / "job" / "meta.json").write_text(json.dumps(held))
+        if b"deploy_map" in path.read_bytes():
+            shutil.copyfile(path, folder / "job" / "meta.json")
+            read_job(folder / "job", [])
+        else:
+            _check_components(path)
+
+    files = ("meta.json", "app/config/config_fed_client.json", "app/config/config_fed_server.json")
+    seeds = [(".json", (JOBS / "harmofl_prostate" / name).read_bytes()) for name in files]
+    return Target(seeds, {".json": change.of_json}, read, (ExperimentError, JobError))
+
+
 def _site_maps(folder: Path) -> Target:
     from harmofl.data.findings import DataRootError
     from harmofl.data.sitemap import read_site_map, site_cases
@@ -264,6 +287,7 @@ TARGETS: dict[str, Callable[[Path], Target]] = {
     "outlines": _outlines,
     "index": _index,
     "experiments": _experiments,
+    "job folders": _job_folders,
     "site maps": _site_maps,
     "models": _models,
 }

@@ -51,6 +51,9 @@ class _Content(BaseModel):
 class StateError(RuntimeError):
     """A state or checkpoint file that cannot be used; one line with the mend."""
 
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
 
 def save_atomically(content: Any, path: Path) -> None:
     """Write plain data and tensors with torch.save so that `path` holds the old or the new content, never half."""

@@ -80,3 +80,26 @@ def test_a34_a_job_with_homomorphic_encryption_is_refused(
     path.write_text(json.dumps(config))
     message = refused(job, tmp_path, capsys)
     assert "HEModelEncryptor cannot be imported" in message and "tenseal" in message
+
+
+@pytest.mark.parametrize("arguments", [5, None, True, ["rounds"], "rounds"])
+def test_arguments_that_are_no_object(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: object
+) -> None:
+    path = job / "app/config/config_fed_client.json"
+    config = json.loads(path.read_text())
+    config["executors"][0]["executor"]["args"] = arguments
+    path.write_text(json.dumps(config))
+    assert "HarmoFLExecutor: args must be an object" in refused(job, tmp_path, capsys)
+
+
+@pytest.mark.parametrize("name", [".x.Y", "..", "a\nb.C", "\x1b[2J.C", "math.pi", "x" * 5000])
+def test_names_of_classes_that_are_none(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    path = job / "app/config/config_fed_client.json"
+    config = json.loads(path.read_text())
+    config["executors"][0]["executor"]["path"] = name
+    path.write_text(json.dumps(config))
+    message = refused(job, tmp_path, capsys)
+    assert "cannot be imported" in message and "\x1b" not in message
