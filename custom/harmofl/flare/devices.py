@@ -57,6 +57,14 @@ def main_device(site: SiteConfig) -> torch.device:
     return torch.device(first)
 
 
+def described(device: torch.device) -> str:
+    """A device for the site's log; a card with its name and the number that no process renumbers."""
+    if device.type != "cuda":
+        return device.type
+    card = torch.cuda.get_device_properties(device)
+    return f"{device} ({card.name}, GPU-{card.uuid})"
+
+
 def _refuse_missing_card(site: SiteConfig, device: str) -> None:
     count = torch.cuda.device_count()
     if device.startswith("cuda:") and int(device.partition(":")[2]) >= count:

@@ -26,7 +26,14 @@ from harmofl.core.training import (
     seed_of,
 )
 from harmofl.experiment import Experiment
-from harmofl.flare.devices import check_several, full_memory, is_out_of_memory, main_device, make_deterministic
+from harmofl.flare.devices import (
+    check_several,
+    described,
+    full_memory,
+    is_out_of_memory,
+    main_device,
+    make_deterministic,
+)
 from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
@@ -133,7 +140,9 @@ class Participant:
     @cached_property
     def device(self) -> torch.device:
         """The first device that this site's settings name, or the GPU where there is one."""
-        return main_device(self._site)
+        device = main_device(self._site)
+        self._logger.info(f"{self._site.name}: computes on {described(device)}")
+        return device
 
     def estimate_amplitude(self) -> UpdateMessage:
         """The mean of the training images' amplitude statistics, as far as it may leave (`before_training`)."""

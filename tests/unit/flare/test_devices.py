@@ -18,7 +18,7 @@ import harmofl
 from harmofl.core.training import state_arrays
 from harmofl.data.synthetic import write_prostate_site
 from harmofl.experiment import Experiment
-from harmofl.flare.devices import FullMemoryError, is_out_of_memory, main_device
+from harmofl.flare.devices import FullMemoryError, described, is_out_of_memory, main_device
 from harmofl.flare.executor import HarmoFLExecutor
 from harmofl.flare.participant import Participant
 from harmofl.flare.site import SiteConfig, SiteError
@@ -113,6 +113,20 @@ def test_a6_a_card_that_is_not_there_is_named(
     with pytest.raises(SiteError, match=said) as caught:
         main_device(SiteConfig("HK", False, tmp_path, tmp_path, device=device))
     assert caught.value.code == "no_gpu"
+
+
+def test_a6_the_log_names_the_device_once(participant: Participant, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO)
+    for _ in range(2):
+        assert participant.device.type == "cpu"
+    assert [record.getMessage() for record in caplog.records if record.name == "HK"] == ["HK: computes on cpu"]
+
+
+def test_a6_a_card_is_named_as_the_machine_names_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a process that sees one card of many, number 0 says nothing."""
+    card = SimpleNamespace(name="NVIDIA H200", uuid="5ce1bd21")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: card)
+    assert described(torch.device("cuda", 0)) == "cuda:0 (NVIDIA H200, GPU-5ce1bd21)"
 
 
 def give_cards(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
