@@ -48,13 +48,14 @@ def _saved(image: Image.Image, form: str, **options: Any) -> bytes:
     return stream.getvalue()
 
 
-def _volume(dtype: str, mask: bool = False) -> bytes:
+def _volume(dtype: str, mask: bool = False, form: str = "Nifti1") -> bytes:
     import nibabel
 
     generator = np.random.default_rng(0)
-    voxels = generator.integers(0, 2 if mask else 1000, (12, 10, 5)).astype(dtype)
-    image = nibabel.Nifti1Image(voxels, np.diag([-0.5, -0.5, 3.0, 1.0]))
-    return bytes(image.to_bytes())
+    voxels = generator.integers(0, 2 if mask else 200, (12, 10, 5)).astype(dtype)
+    swapped = nibabel.Nifti1Header(endianness=">") if form == "swapped" else None
+    kind = nibabel.Nifti2Image if form == "Nifti2" else nibabel.Nifti1Image
+    return bytes(kind(voxels, np.diag([-0.5, -0.5, 3.0, 1.0]), swapped, dtype=dtype).to_bytes())
 
 
 def _volumes(folder: Path) -> Target:
@@ -64,6 +65,7 @@ def _volumes(folder: Path) -> Target:
     from harmofl.data.pairs import read_pair
 
     plain = [(".nii", _volume(dtype)) for dtype in ("int16", "float32", "uint8")]
+    plain += [(".nii", _volume("int16", form=form)) for form in ("Nifti2", "swapped")]
     partner = folder / "partner.nii"
     partner.write_bytes(_volume("uint8", mask=True))
 
