@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harmofl.methods import METHOD_DEFAULTS, PRESETS, method_overrides, method_problem
-from harmofl.sections import ExperimentError, Section, fill, first_problem, nearest, set_key
+from harmofl.sections import ExperimentError, Section, fill, first_problem, nearest, parse_json, set_key
 
 FILE_NAME = "experiment.json"
 
@@ -207,7 +207,7 @@ def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
     """
     shown = shown or str(path)
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ExperimentError(f"{shown}: cannot be read ({error.strerror}); every job needs it in app/config") from None
     except UnicodeDecodeError:
@@ -264,7 +264,7 @@ def parse_assignment(text: str) -> tuple[str, Any]:
     if not equals or not key:
         raise ExperimentError(f"--set {text}: write it as section.key=value, for example training.local_epochs=2")
     try:
-        return key, json.loads(value)
+        return key, parse_json(value)
     except json.JSONDecodeError:
         return key, value
 

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from harmofl.experiment import FILE_NAME, Experiment, ExperimentError, read_settings, set_key
+from harmofl.sections import parse_json
 
 META = "meta.json"
 MANIFEST = "manifest.json"  # in each app's config folder; what has one is a bundle
@@ -170,7 +171,7 @@ def read_json(path: Path, absent: str) -> Any:
         ExperimentError: it cannot be read or is no JSON; one line with the place.
     """
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise ExperimentError(f"{path}: cannot be read ({error.strerror}); {absent}") from None
     except UnicodeDecodeError:

@@ -7,9 +7,42 @@ from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+DEEPEST = 100  # levels of a JSON file; those of the project have five
+
 
 class ExperimentError(ValueError):
     """An experiment that cannot be used; the message is one line a person can act on."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
+
+
+def one_line(text: str) -> str:
+    """Text that may hold what somebody else wrote as one printable line: keys and values are not always ours."""
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text.rstrip("\n"))
+
+
+def parse_json(text: str) -> Any:
+    """Parse JSON of unknown origin.
+
+    Raises:
+        json.JSONDecodeError: also where it is nested too deeply or holds a number of thousands of digits, for which
+            the parser has other exceptions.
+    """
+    try:
+        content = json.loads(text)
+    except json.JSONDecodeError:
+        raise
+    except (RecursionError, ValueError) as error:
+        reason = "nested too deeply" if isinstance(error, RecursionError) else "a number with too many digits"
+        raise json.JSONDecodeError(reason, text, 0) from None
+    level = [content] if isinstance(content, dict | list) else []
+    for _ in range(DEEPEST):
+        inner = [value.values() if isinstance(value, dict) else value for value in level]
+        level = [part for values in inner for part in values if isinstance(part, dict | list)]
+        if not level:
+            return content
+    raise json.JSONDecodeError("nested too deeply", text, 0)
 
 
 class Section(BaseModel):

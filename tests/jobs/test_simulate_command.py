@@ -121,3 +121,15 @@ def test_a_site_killed_from_outside_is_named_in_the_last_line(tmp_path: Path, jo
     out, _ = process.communicate(timeout=100)
     assert process.returncode == 1
     assert out.splitlines()[-1].startswith("harmofl simulate: failed: site HK: its process ended")
+
+
+@pytest.mark.slow
+def test_a3_an_executor_that_raises_when_it_is_built_is_told_with_its_reason(tmp_path: Path, job: Path) -> None:
+    code = (
+        "from harmofl.flare.executor import HarmoFLExecutor\n\n\nclass Broken(HarmoFLExecutor):\n"
+        "    def __init__(self):\n        raise RuntimeError('as this test wants it')\n"
+    )
+    leave_one_site(job, "failing.Broken", code)
+    exit_code, lines = simulate(tmp_path)
+    assert exit_code == 1
+    assert lines[-1].startswith("harmofl simulate: failed: site HK: ") and "as this test wants it" in lines[-1]

@@ -1,6 +1,7 @@
 """Drills: who may submit what, over mutually authenticated connections."""
 
 import hashlib
+import json
 import re
 
 import pytest
@@ -99,3 +100,15 @@ def equal_models(one: Outcome, other: Outcome) -> bool:
         torch.load(outcome.server / "FL_global_model.pt", weights_only=True)["model"] for outcome in (one, other)
     )
     return first.keys() == second.keys() and all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_a2_a_clone_of_a_job_keeps_its_right_to_run(undisturbed: Outcome, consortium: Consortium, lead: Lead) -> None:
+    """A pre-installed job, cloned at the server: same model, also at the site that lets no job bring its code."""
+    said = consortium.run(
+        "nvflare.cli",
+        *("--format", "json", "job", "clone", undisturbed.job_id, "--startup-kit", str(consortium.kit(LEAD))),
+    ).stdout
+    new_id = str(json.loads(said[said.index("{") :])["data"]["new_job_id"])
+    outcome = lead.watch(new_id)
+    assert outcome.code == 0 and new_id != undisturbed.job_id, outcome.lines
+    assert equal_models(outcome, undisturbed)

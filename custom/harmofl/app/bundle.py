@@ -110,10 +110,12 @@ def _check_components(path: Path) -> None:
     config = read_json(path, "every app of a job needs it")
     for component in components(config):
         name, arguments = component["path"], component.get("args", {})
+        if not isinstance(arguments, dict):
+            raise JobError(f"{path}: {name}: args must be an object of arguments by name")
         module, _, kind = name.rpartition(".")
         try:
             parameters = inspect.signature(getattr(import_module(module), kind)).parameters
-        except (ImportError, AttributeError, ValueError) as error:
+        except (ImportError, AttributeError, ValueError, TypeError) as error:  # the last for a name such as ..x
             raise JobError(f"{path}: {name} cannot be imported ({error})") from None
         unknown = [argument for argument in arguments if argument not in parameters]
         if unknown:

@@ -1,6 +1,5 @@
 """The folder of an export: the code that goes into it, and what of an earlier one may be replaced."""
 
-import json
 import re
 import shutil
 from pathlib import Path
@@ -9,6 +8,7 @@ from typing import Any
 import harmofl.data
 from harmofl.app import apply_exported
 from harmofl.app.job import JobError
+from harmofl.sections import parse_json
 
 SETTINGS = "settings.json"
 READING = "harmofl_data"
@@ -85,6 +85,6 @@ def _is_export(folder: Path) -> bool:
 
 def _json(path: Path) -> Any:
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
+        return parse_json(path.read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None

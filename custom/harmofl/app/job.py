@@ -7,10 +7,14 @@ from pathlib import Path
 
 from harmofl.experiment import Experiment, parse_assignment
 from harmofl.job_folder import JobFolder, copy_job
+from harmofl.sections import one_line
 
 
 class JobError(ValueError):
     """A command that cannot be used; one line with the mend."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class Job(JobFolder):

@@ -16,7 +16,7 @@ from harmofl.app.silence import flare_silent
 from harmofl.flare.allowed_names import allowed_names
 from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import SiteError, compiles, minimum_cases, noise_settings, state_root, threads, workers
-from harmofl.sections import nearest
+from harmofl.sections import nearest, parse_json
 
 WORKSPACE_VARIABLE = "NVFL_WORKSPACE"  # where start.sh runs a kit that lies in a read-only folder
 NOISE_SAMPLE = "provisioning/site/privacy_with_noise.json"
@@ -191,7 +191,7 @@ def read_json(path: Path) -> dict[str, Any]:
         KitError: there is none; one line with the mend.
     """
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise KitError(f"{path}: cannot be read ({error.strerror}); copy it from the kit as handed over") from None
     except ValueError as error:

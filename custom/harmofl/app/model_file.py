@@ -18,7 +18,7 @@ from harmofl.core.training import finite_logits
 from harmofl.experiment import Experiment
 from harmofl.flare.local_amplitude import build_normalization
 from harmofl.flare.state import Checkpoint, StateError
-from harmofl.sections import ExperimentError, first_problem
+from harmofl.sections import ExperimentError, first_problem, one_line
 from harmofl.tasks import TASKS, Predict, Task, is_outside, load_task, untrained_network
 from harmofl.tasks.single_images import SingleImage, image_use
 
@@ -188,9 +188,9 @@ def _network(path: Path, experiment: Experiment, checkpoint: Checkpoint) -> nn.M
     network = untrained_network(experiment)
     state, held = network.state_dict(), checkpoint.model
     differing = sorted(state.keys() ^ held.keys())
-    differing += [name for name, value in state.items() if name in held and held[name].shape != value.shape]
+    differing += [name for name, value in state.items() if name in held and not _fits(held[name], value)]
     if differing:
-        shown = ", ".join(differing[:SHOWN])
+        shown = one_line(", ".join(differing[:SHOWN]))
         raise ModelFileError(
             f"{path.name}: its weights are not those of the {_described(experiment)} that its experiment names "
             f"({len(differing)} entries differ: {shown}); the file was put together from two runs"
@@ -204,6 +204,10 @@ def _network(path: Path, experiment: Experiment, checkpoint: Checkpoint) -> nn.M
     return network.eval().requires_grad_(False)
 
 
+def _fits(held: Tensor, wanted: Tensor) -> bool:
+    return (held.shape, held.dtype, held.layout) == (wanted.shape, wanted.dtype, wanted.layout)
+
+
 def _normalization(path: Path, experiment: Experiment, task: Task, checkpoint: Checkpoint) -> AmplitudeNormalization:
     normalization = build_normalization(experiment, task.in_channels)
     region, amplitude = experiment.amplitude.region, checkpoint.amplitude
@@ -214,6 +218,8 @@ def _normalization(path: Path, experiment: Experiment, task: Task, checkpoint: C
             f"{path.name}: holds no amplitude, which region {region} needs: it was saved before one was frozen; "
             "take the model of a later round"
         )
+    if not (amplitude.dtype is torch.float32 and amplitude.layout is torch.strided):
+        raise ModelFileError(f"{path.name}: its amplitude is no array of float32; take another file")
     try:
         normalization.freeze(amplitude, checkpoint.amplitude_images)
     except ValueError as error:

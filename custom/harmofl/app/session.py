@@ -1,6 +1,5 @@
 """A connection to a running federation with the kit of someone who may submit jobs."""
 
-import json
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +9,7 @@ from nvflare.fuel.flare_api.flare_api import Session, new_secure_session
 
 from harmofl.app.job import JobError
 from harmofl.app.silence import flare_silent, flare_unlogged
+from harmofl.sections import parse_json
 
 PATIENCE = 20.0  # seconds to log in; a server that has just started needs some of them
 
@@ -23,7 +23,7 @@ def connected(kit: Path) -> Iterator[Session]:
     """
     path = kit / "startup" / "fed_admin.json"
     try:
-        user = json.loads(path.read_text(encoding="utf-8"))["admin"]["username"]
+        user = parse_json(path.read_text(encoding="utf-8"))["admin"]["username"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise JobError(
             f"{kit}: no kit of a user ({path.name}: {type(error).__name__}); name the folder above startup/ of a lead"

@@ -30,7 +30,7 @@ class Finding:
         """Return the finding as one line for a local log."""
         line = f"{self.severity}: {self.subject}: {self.message}"
         line = f"{line}; {self.mend}" if self.mend else line
-        return " ".join(line.split())
+        return _one_line(" ".join(line.split()))
 
 
 class CaseError(ValueError):
@@ -42,7 +42,10 @@ class CaseError(ValueError):
 
 
 class DataRootError(ValueError):
-    """The data folder of a site is missing or holds nothing that can be used."""
+    """The data folder of a site is missing or holds nothing that can be used; the message is one line."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(_one_line(message))
 
 
 class SharedFolderError(DataRootError):
@@ -52,3 +55,8 @@ class SharedFolderError(DataRootError):
 def refusal(code: str, subject: str, message: str, mend: str) -> CaseError:
     """Return the error that takes one case out of use."""
     return CaseError(Finding("error", code, subject, message, mend))
+
+
+def _one_line(text: str) -> str:
+    # as harmofl.sections has it: an export brings this file without the rest of the package
+    return "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text.rstrip("\n"))

@@ -236,7 +236,10 @@ def _tiff_by_codec(path: Path, subject: str) -> Picture:
             raise refusal("color_mode", subject, message, SAVE_AS_RGB)
         if page.tags.valueof("Orientation", default=1) != 1:
             raise refusal("color_mode", subject, "a turned TIFF of this compression is not read", SAVE_AS_RGB)
-        return np.ascontiguousarray(page.asarray())
+        picture = np.ascontiguousarray(page.asarray())
+    if not picture.size:  # tifffile leaves damaged tags out, those of the size too
+        raise refusal("unreadable_image", subject, "a TIFF that does not say its size", "copy or export it again")
+    return picture
 
 
 def _too_large(subject: str) -> CaseError:

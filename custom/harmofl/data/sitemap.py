@@ -10,7 +10,7 @@ from pydantic import Field, ValidationError, model_validator
 from harmofl.data.findings import DataRootError, Finding
 from harmofl.data.layout import named_folder, site_folder
 from harmofl.data.nuclei import NucleiCase, find_nuclei
-from harmofl.sections import Section, first_problem
+from harmofl.sections import Section, first_problem, parse_json
 
 FolderName = Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")]  # a name in the data root, no path out of it
 Prefix = Annotated[str, Field(min_length=1)]
@@ -63,7 +63,7 @@ def read_site_map(path: Path) -> SiteMap:
         DataRootError: if it cannot be read or holds anything else; one line.
     """
     try:
-        settings = json.loads(path.read_text(encoding="utf-8"))
+        settings = parse_json(path.read_text(encoding="utf-8"))
         return SiteMap.model_validate_json(json.dumps(settings))  # JSON: a strict section takes no list for a tuple
     except ValidationError as error:
         raise DataRootError(f"site map {path}: {first_problem(error, SiteMap)}; correct the map") from None

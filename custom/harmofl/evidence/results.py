@@ -1,6 +1,5 @@
 """The schema of results.json and of the lines of round_metrics.jsonl."""
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -8,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from harmofl.core.clustered import NO_INTERVAL, Why
+from harmofl.sections import one_line, parse_json
 
 FORMAT = 2
 RESULTS_FILE, ROUNDS_FILE, REPORT_FILE = "results.json", "round_metrics.jsonl", "report.html"
@@ -15,6 +15,9 @@ RESULTS_FILE, ROUNDS_FILE, REPORT_FILE = "results.json", "round_metrics.jsonl", 
 
 class ResultsError(ValueError):
     """A results file that does not follow the schema; one line with file and key."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 class Record(BaseModel):
@@ -211,21 +214,28 @@ def read_record(
     Raises:
         ResultsError: the file is missing, no JSON, or does not follow the schema; names file and key.
     """
+    text = _text_of(path, question)
     try:
-        text = path.read_text(encoding="utf-8")
         check(path, text)
         return schema.model_validate_json(text)
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error.strerror}){question}") from None
     except ValidationError as error:
         problem = error.errors()[0]
         key = ".".join(str(part) for part in problem["loc"])
         raise ResultsError(f"{path}: {key}: {problem['msg']}") from None
 
 
+def _text_of(path: Path, question: str = "") -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise ResultsError(f"{path}: cannot be read ({error.strerror}){question}") from None
+    except UnicodeDecodeError:
+        raise ResultsError(f"{path}: is not UTF-8 text; take the file as the run left it") from None
+
+
 def _refuse_other_format(path: Path, text: str) -> None:
     try:
-        held = json.loads(text)
+        held = parse_json(text)
     except ValueError:  # said better where the schema is checked
         return
     found = held.get("format", FORMAT) if isinstance(held, dict) else FORMAT
@@ -239,10 +249,7 @@ def read_rounds(path: Path) -> list[RoundRecord]:
     Raises:
         ResultsError: the file is missing or a line does not follow the schema; names the line.
     """
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
-        raise ResultsError(f"{path}: cannot be read ({error.strerror})") from None
+    lines = _text_of(path).splitlines()
     records = []
     for number, line in enumerate(lines, start=1):
         try:

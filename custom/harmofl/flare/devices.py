@@ -2,11 +2,44 @@
 
 import os
 
+import psutil
 import torch
 from torch import nn
 
 from harmofl.core.parallel import has_batch_norm
+from harmofl.experiment import Experiment
 from harmofl.flare.site import SiteConfig, SiteError
+
+GIB = 2**30
+# torch has an exception of its own for a full card only; these are the words of the others
+FULL = ("can't allocate memory", "not enough memory", "out of memory", "ALLOC_FAILED")
+
+
+class FullMemoryError(MemoryError):
+    """A site's memory is full; the message is one line that may leave the site."""
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory of the machine or of a card ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in FULL)
+
+
+def full_memory(site: SiteConfig, experiment: Experiment) -> FullMemoryError:
+    """What did not fit into how much memory, and a smaller value to try."""
+    device = main_device(site)
+    if device.type == "cuda":
+        place, (free, total) = "GPU memory", torch.cuda.mem_get_info(device)
+    else:
+        memory = psutil.virtual_memory()
+        place, free, total = "memory", memory.available, memory.total
+    batch, data = experiment.training.batch_size, experiment.data
+    mend = f"set training.batch_size to {batch // 2}" if batch > 1 else "lower data.height and data.width"
+    return FullMemoryError(
+        f"site {site.name} ran out of {place} ({free / GIB:.1f} of {total / GIB:.1f} GiB free) in a step of "
+        f"{batch} images of {data.height} x {data.width}; {mend}"
+    )
 
 
 def main_device(site: SiteConfig) -> torch.device:
@@ -20,7 +53,22 @@ def main_device(site: SiteConfig) -> torch.device:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if first.startswith("cuda") and not torch.cuda.is_available():
         raise SiteError("no_gpu", f"site {site.name} asks for a GPU and has none; set device to auto or cpu")
+    _refuse_missing_card(site, first)
     return torch.device(first)
+
+
+def described(device: torch.device) -> str:
+    """A device for the site's log; a card with its name and the number that no process renumbers."""
+    if device.type != "cuda":
+        return device.type
+    card = torch.cuda.get_device_properties(device)
+    return f"{device} ({card.name}, GPU-{card.uuid})"
+
+
+def _refuse_missing_card(site: SiteConfig, device: str) -> None:
+    count = torch.cuda.device_count()
+    if device.startswith("cuda:") and int(device.partition(":")[2]) >= count:
+        raise SiteError("no_gpu", f"site {site.name} asks for {device} and has {count} GPUs; set device to those")
 
 
 def check_several(site: SiteConfig, network: nn.Module) -> None:
@@ -29,10 +77,8 @@ def check_several(site: SiteConfig, network: nn.Module) -> None:
     Raises:
         SiteError: code `no_gpu` or `batch_norm`.
     """
-    count = torch.cuda.device_count()
     for device in site.devices:
-        if device.startswith("cuda") and int(device.partition(":")[2]) >= count:
-            raise SiteError("no_gpu", f"site {site.name} asks for {device} and has {count} GPUs; set device to those")
+        _refuse_missing_card(site, device)
     if site.devices[0] == "cpu" and has_batch_norm(network):
         raise SiteError(
             "batch_norm",

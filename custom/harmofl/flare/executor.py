@@ -117,10 +117,9 @@ class HarmoFLExecutor(Executor):
 
     def _explain(self, error: Exception, task_name: str, fl_ctx: FLContext) -> Shareable:
         """Turn an exception into a reply that may leave the site, and log the whole of it here."""
-        import torch
-
         from harmofl.core.training import TrainingError, TrainingStoppedError
         from harmofl.data.findings import DataRootError
+        from harmofl.flare.devices import FullMemoryError, is_out_of_memory
 
         name = fl_ctx.get_identity_name()
         if isinstance(error, TrainingStoppedError):
@@ -132,9 +131,10 @@ class HarmoFLExecutor(Executor):
             code, line = "data_root", f"site {name}: its data folder cannot be used; see the site's log"
         elif isinstance(error, TrainingError | MessageError | ExperimentError):
             code, line = type(error).__name__, f"site {name}: {error}"
-        elif isinstance(error, torch.OutOfMemoryError | MemoryError):
+        elif is_out_of_memory(error):
             code = "out_of_memory"
-            line = f"site {name} ran out of memory; lower training.batch_size or data.height and data.width"
+            unsaid = f"site {name} ran out of memory; lower training.batch_size or data.height and data.width"
+            line = str(error) if isinstance(error, FullMemoryError) else unsaid
         else:
             code, line = "internal_error", f"site {name} failed in {task_name} ({type(error).__name__}); see its log"
         self._log_detail(error, code == "internal_error", fl_ctx)

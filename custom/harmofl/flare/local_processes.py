@@ -29,6 +29,7 @@ from harmofl.core.parallel import ProcessGroup
 from harmofl.core.training import TrainingError, TrainingStoppedError
 from harmofl.data.findings import DataRootError
 from harmofl.experiment import Experiment
+from harmofl.flare.devices import FullMemoryError
 from harmofl.flare.lean_monai import import_lean_monai
 from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import SiteConfig, SiteError
@@ -38,7 +39,13 @@ PATIENCE = timedelta(minutes=10)  # for another process: it has as much to do, s
 POLL = 0.1  # s between two looks at processes that start
 LAST_WORDS = 10.0  # s in which a process that lost its group must say why
 # What the executor knows how to say; anything else is told as a failed process.
-KNOWN: tuple[type[Exception], ...] = (TrainingError, DataRootError, torch.OutOfMemoryError, MemoryError)
+KNOWN: tuple[type[Exception], ...] = (
+    TrainingError,
+    DataRootError,
+    torch.OutOfMemoryError,
+    FullMemoryError,
+    MemoryError,
+)
 
 Stop = Callable[[], bool]
 

@@ -1,11 +1,16 @@
 """What a run's method does to its global model, in sentences for the screen and for whoever reads the results."""
 
+from harmofl.experiment import Experiment
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 
 
 def method_notes(run: ServerRun) -> list[str]:
     """One line for each thing that a reader of the scores or a user of the model files must know."""
+    return _layer_notes(run) + _batch_notes(run.experiment)
+
+
+def _layer_notes(run: ServerRun) -> list[str]:
     experiment = run.experiment
     federation, whose = experiment.federation, f"method {experiment.method}"
     if federation.pooled_data:
@@ -30,6 +35,17 @@ def method_notes(run: ServerRun) -> list[str]:
             "use them alone"
         ]
     return []
+
+
+def _batch_notes(experiment: Experiment) -> list[str]:
+    """What batch statistics without running ones mean for a score."""
+    if experiment.network.norm != "batch_stats":
+        return []
+    return [
+        "network.norm 'batch_stats': the slices or tiles of one case are normalized with each other, "
+        f"{experiment.training.batch_size} at a time (training.batch_size), so that a score holds for that number; no "
+        "other case changes it"
+    ]
 
 
 def amplitude_notes(run: ServerRun) -> list[str]:

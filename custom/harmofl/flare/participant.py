@@ -28,7 +28,14 @@ from harmofl.core.training import (
     seed_of,
 )
 from harmofl.experiment import Experiment
-from harmofl.flare.devices import check_several, main_device, make_deterministic
+from harmofl.flare.devices import (
+    check_several,
+    described,
+    full_memory,
+    is_out_of_memory,
+    main_device,
+    make_deterministic,
+)
 from harmofl.flare.local_amplitude import BLANK_IMAGE, LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
@@ -139,7 +146,9 @@ class Participant:
     @cached_property
     def device(self) -> torch.device:
         """The first device that this site's settings name, or the GPU where there is one."""
-        return main_device(self._site)
+        device = main_device(self._site)
+        self._logger.info(f"{self._site.name}: computes on {described(device)}")
+        return device
 
     def estimate_amplitude(self) -> UpdateMessage:
         """The mean of the training images' amplitude statistics, as far as it may leave (`before_training`)."""
@@ -311,6 +320,8 @@ class Participant:
         except Exception as error:
             if how.compile and (refused := failed_to_compile(error, self._site)):
                 raise refused from None
+            if is_out_of_memory(error):
+                raise full_memory(self._site, self._experiment) from None
             raise
 
     def _counts(self) -> dict[str, Any]:

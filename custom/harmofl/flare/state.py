@@ -7,27 +7,52 @@ import tempfile
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from harmofl.sections import one_line, parse_json
+
 _FORMAT = 1
-_NOTES = {
-    "experiment",
-    "experiment_hash",
-    "run_id",
-    "next_round",
-    "amplitude",
-    "amplitude_images",
-    "amplitude_sites",
-    "record",
-}
 _GENERATIONS = 2
+
+
+def _object_in(text: Any) -> Any:
+    """The JSON object that a note of a checkpoint holds as text."""
+    content = parse_json(text) if isinstance(text, str) else None
+    if not isinstance(content, dict):
+        raise ValueError("no text with a JSON object")
+    return content
+
+
+JsonObject = Annotated[dict[str, Any], BeforeValidator(_object_in)]
+Whole = Annotated[int, Field(ge=0, lt=2**63)]  # what a tensor can hold
+
+
+class _Content(BaseModel):
+    """What a checkpoint file must hold, each of its type: a file from elsewhere may hold anything."""
+
+    model_config = ConfigDict(strict=True, arbitrary_types_allowed=True)
+
+    model: dict[str, Tensor]
+    experiment: JsonObject
+    experiment_hash: str
+    run_id: str
+    next_round: Whole
+    amplitude: Tensor | None
+    amplitude_images: Whole
+    amplitude_sites: list[str]
+    record: JsonObject
+    server_moments: dict[str, dict[str, Tensor]] = {}  # no file of a version before FedAdam has them
 
 
 class StateError(RuntimeError):
     """A state or checkpoint file that cannot be used; one line with the mend."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 def save_atomically(content: Any, path: Path) -> None:
@@ -197,20 +222,16 @@ class Checkpoint:
             raise StateError(f"{path}: no such checkpoint")
         content = _load(path)
         notes = content.get("harmofl") if isinstance(content, dict) else None
-        if not isinstance(notes, dict) or notes.get("format") != _FORMAT:
+        if not isinstance(notes, dict) or type(notes.get("format")) is not int or notes["format"] != _FORMAT:
             raise StateError(f"{path.name}: not a HarmoFL checkpoint of format {_FORMAT}")
-        missing = sorted(_NOTES - notes.keys())
-        if missing or "model" not in content:
-            raise StateError(f"{path.name}: the checkpoint lacks {', '.join(missing) or 'its model'}")
-        return cls(
-            model=content["model"],
-            experiment=json.loads(notes["experiment"]),
-            experiment_hash=notes["experiment_hash"],
-            run_id=notes["run_id"],
-            next_round=notes["next_round"],
-            amplitude=notes["amplitude"],
-            amplitude_images=notes["amplitude_images"],
-            amplitude_sites=tuple(notes["amplitude_sites"]),
-            record=json.loads(notes["record"]),
-            server_moments=notes.get("server_moments", {}),  # no file of a version before FedAdam has them
-        )
+        held = {**notes, "model": content["model"]} if "model" in content else notes
+        missing = sorted(_Content.model_fields.keys() - held.keys() - {"server_moments"})
+        if missing:
+            raise StateError(f"{path.name}: the checkpoint lacks {', '.join(missing)}")
+        try:
+            checked = _Content.model_validate(held)
+        except ValidationError as error:
+            key = one_line(".".join(str(part) for part in error.errors()[0]["loc"]))
+            raise StateError(f"{path.name}: {key} of the checkpoint has another form; take another file") from None
+        fields = {name: getattr(checked, name) for name in _Content.model_fields}
+        return cls(**fields | {"amplitude_sites": tuple(checked.amplitude_sites)})

@@ -190,12 +190,19 @@ def test_c10_the_global_file_loads_and_says_that_it_has_no_usable_norm_layers(st
 def test_c10_without_norm_entries_fedbn_is_fedavg_and_says_so(start: Start) -> None:
     network = {"norm": "batch_stats"}
     toy, plain = start("fedbn", "one", network=network), start("fedavg", "two", network=network)
-    (note,) = method_notes(toy.run)
+    note, batches = method_notes(toy.run)
     assert "equals plain averaging (fedavg)" in note and "batch_stats" in note
-    assert method_notes(plain.run) == []
+    assert method_notes(plain.run) == [batches]
     toy.rounds(2)
     plain.rounds(2)
     assert same(toy.weights, plain.weights)
+
+
+def test_c4_scores_with_batch_statistics_say_what_they_hold_for(start: Start) -> None:
+    toy = start("fedavg", network={"norm": "batch_stats"}, training={"batch_size": 6})
+    (note,) = method_notes(toy.run)
+    assert "6 at a time (training.batch_size), so that a score holds for that number" in note
+    assert method_notes(start("fedavg", "tracked", network={"norm": "batch"}).run) == []
 
 
 def test_a_model_of_another_network_is_refused_by_entry(start: Start, tmp_path: Path) -> None:
