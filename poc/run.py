@@ -32,6 +32,7 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(PROVISIONING / "site")
 from commands import Commands, RehearsalError, processes_of  # noqa: E402
 from prepare_kit import KitError, prepare_kit  # noqa: E402
 
+from harmofl.app.flare_refusals import refuse_job, refuse_job_name, refuse_path  # noqa: E402
 from harmofl.app.job import Job, JobError, read_job  # noqa: E402
 from harmofl.experiment import ExperimentError  # noqa: E402
 
@@ -155,6 +156,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.umask(0o077)  # private keys, the authority's among them, are written by FLARE as the umask lets it
     try:
         job = read_job(options.job, options.assignments, demo=options.demo)
+        refuse_job_name(job.folder.name)
+        refuse_job(job.folder)
         _check_data(options.data)
         port = _usable_port(options.port)
         rehearsal = Rehearsal(_usable_folder(options.workspace), job, port)
@@ -257,6 +260,7 @@ def _holder(port: int | None) -> str:
 
 def _usable_folder(folder: Path) -> Path:
     folder = folder.absolute()
+    refuse_path(folder, "--workspace", "name another folder with --workspace", of_kit=True)
     if folder.exists() and not (folder / MARK).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise RehearsalError(f"--workspace {folder}: is there and no workspace of this script; name another folder")
     if processes_of(folder):

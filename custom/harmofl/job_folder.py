@@ -17,6 +17,7 @@ META = "meta.json"
 MANIFEST = "manifest.json"  # in each app's config folder; what has one is a bundle
 SERVER = "server"
 SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # what FLARE takes; a dot would split its addresses
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # what FLARE takes as the name of a job's folder or of an app
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*")  # a signature of an earlier submission is hidden too
 FILES_OF_SUBMISSION = ".__nvfl"  # FLARE's Python API signs a job where it lies
 
@@ -196,14 +197,25 @@ def _deploy_map(path: Path, meta: Any) -> dict[str, list[str]]:
     if not isinstance(deploy_map, dict):
         raise ExperimentError(f"{path}: deploy_map is missing; it names the app of the server and of each site")
     for app, names in deploy_map.items():
+        if not JOB_NAME.fullmatch(app):
+            raise ExperimentError(
+                f"{path}: deploy_map: {json.dumps(app)} is no name of an app for FLARE; letters, digits, '.', '_' and "
+                "'-' make one, the first a letter or a digit"
+            )
         wrong = [name for name in names if not _is_site_name(name)] if isinstance(names, list) else [names]
         if wrong:
             raise ExperimentError(
                 f"{path}: deploy_map: {app}: {json.dumps(wrong[0])} is no list of site names; "
                 "they are made of letters, digits, - and _"
             )
-    if not {name for names in deploy_map.values() for name in names} - {SERVER}:
+    everyone = [name for names in deploy_map.values() for name in names]
+    if not set(everyone) - {SERVER}:
         raise ExperimentError(f"{path}: deploy_map names no site; list them, for example ['server', 'UCL']")
+    if SERVER not in everyone:
+        raise ExperimentError(f"{path}: deploy_map does not name the server; list 'server' beside the sites")
+    twice = [name for name in dict.fromkeys(everyone) if everyone.count(name) > 1]
+    if twice:
+        raise ExperimentError(f"{path}: deploy_map names {', '.join(twice)} twice; FLARE takes one app for each")
     return deploy_map
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import yaml
 
 import harmofl
+from harmofl.app.flare_refusals import refuse_job, refuse_job_name
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.job_folder import (
     LEFT_OUT,
@@ -57,6 +58,7 @@ def bundle(
         JobError, ExperimentError: the job would fail, or the output is in the way; nothing was written.
     """
     job = read_job(job_folder, assignments, demo=demo)
+    refuse_job_name(job.folder.name)
     job.admit_task(own_code=True)
     settings = job.resolve(demo=False).model_dump(mode="json")  # every default written out
     _check_sites(job, settings)
@@ -66,6 +68,7 @@ def bundle(
         for name in CONFIGS:
             _check_components(job.folder / app / "config" / name)
     target = output / job.folder.name
+    refuse_job(job.folder)
     _refuse_other_files(target)
     output.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=output, prefix=".bundle-") as place:
@@ -84,6 +87,8 @@ def _check_sites(job: Job, settings: dict[str, Any]) -> None:
         ("federation.minimum_sites", settings["federation"]["minimum_sites"]),
         ("amplitude.minimum_sites", settings["amplitude"]["minimum_sites"]),
     ):
+        if not isinstance(needed, int):
+            raise JobError(f"{name} is {needed!r}; give a whole number")
         if needed > len(job.sites):
             raise JobError(f"{name} is {needed}, but the job deploys to {len(job.sites)} sites; lower it or add sites")
 

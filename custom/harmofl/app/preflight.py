@@ -13,8 +13,9 @@ from rich.console import Console
 import harmofl
 from harmofl.app import connection, machine, storage
 from harmofl.app.bundle import PACKAGE, components
+from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
 from harmofl.app.job import Job, JobError, read_job
-from harmofl.app.kit import Check, Kit, KitError, check_policy, open_kit, read_json
+from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
 from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding
@@ -49,7 +50,7 @@ def preflight(kit: Path, job_folder: Path | None, assignments: Sequence[str]) ->
     experiment = _experiment(job)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     counts: Counter[str] = Counter()
-    for title, look in _sections(opened, job, experiment):
+    for title, look in _sections(opened, kit.absolute(), job, experiment):
         console.print(f"\n{title}", style="bold")
         for check in _guarded(look):
             counts[check.state] += 1
@@ -68,9 +69,9 @@ def _experiment(job: Job | None) -> Experiment | None:
     return job.resolve(demo=False)
 
 
-def _sections(kit: Kit, job: Job | None, experiment: Experiment | None) -> Iterator[tuple[str, Look]]:
-    """What is looked at for this kind of kit, in the order that it is shown."""
-    yield "kit", lambda: connection.check_files(kit)
+def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | None) -> Iterator[tuple[str, Look]]:
+    """What is looked at for this kind of kit, in the order that it is shown; `given` is its path as it was named."""
+    yield "kit", lambda: [*_paths(kit, given), *connection.check_files(kit)]
     yield "certificate", lambda: connection.check_certificate(kit)
     if kit.kind != "admin":
         yield "processes", lambda: machine.check_running(kit)
@@ -91,6 +92,21 @@ def _sections(kit: Kit, job: Job | None, experiment: Experiment | None) -> Itera
     yield "versions", lambda: machine.check_installed(kit)
     if job:
         yield f"job {job.folder.name}", lambda: _job(kit, job)
+
+
+def _paths(kit: Kit, given: Path) -> Iterator[Check]:
+    """Whether FLARE can start server or site, and then the processes of a job, by the paths of this kit."""
+    if kit.kind == "admin":
+        return
+    # the kit as it was named: start.sh takes the path by which it is called, also one through a link
+    places = {"kit": given}
+    if os.environ.get(WORKSPACE_VARIABLE):
+        places[WORKSPACE_VARIABLE] = kit.workspace
+    for subject, place in places.items():
+        if problem := unusable_path(place, of_kit=True):
+            yield Check("error", subject, f"{place}: {problem}", "move it to a path without")
+    if problem := unusable_python():
+        yield Check("error", "Python", problem)
 
 
 def _guarded(look: Look) -> Iterator[Check]:
@@ -192,6 +208,11 @@ def _demand(kit: Kit, job: Job, experiment: Experiment, images: int) -> Demand:
 
 def _job(kit: Kit, job: Job) -> Iterator[Check]:
     """Hold the job against this kit: its sites, the submitter's and the site's rights, the code it was made with."""
+    for refuse in (lambda: refuse_job_name(job.folder.name), lambda: refuse_job(job.folder)):
+        try:
+            refuse()
+        except JobError as error:
+            yield Check("error", META, str(error))
     name = {"server": SERVER, "client": kit.name}.get(kit.kind)
     app = next((app for app, names in job.meta["deploy_map"].items() if name in names), None)
     if kit.kind == "client":

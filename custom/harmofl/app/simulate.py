@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from harmofl.app.flare_refusals import refuse_job, refuse_path
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.simulator import clear_workspace, flare_command, watch
 from harmofl.app.verdict import Failure, judge, run_folder
@@ -17,7 +18,6 @@ from harmofl.experiment import Experiment
 from harmofl.flare.site import DATA_ROOT_VARIABLE, STATE_ROOT_VARIABLE
 
 MARGIN = 120  # seconds beyond a round's time limit, for the start of processes
-UNUSABLE = " \t\n'\"\\"  # FLARE starts each site by a command line that it splits as a shell would
 
 
 def simulate(
@@ -49,6 +49,7 @@ def simulate(
     job.admit_task(own_code=True)
     experiment = job.resolve(demo=not roots)
     _check_numbers(job, experiment, threads)
+    refuse_job(job.folder)
     workspace = _usable_workspace(workspace, roots.values(), [job.folder, *_kept_state(experiment)])
     missing = missing_folders(roots, experiment)
     if missing:
@@ -136,8 +137,7 @@ def _kept_state(experiment: Experiment) -> list[Path]:
 def _usable_workspace(workspace: Path, roots: Collection[Path], needed: Collection[Path]) -> Path:
     """The absolute path of a workspace that may be emptied and written to."""
     workspace = workspace.absolute()
-    if any(mark in str(workspace) for mark in UNUSABLE):
-        raise JobError(f"--workspace {workspace}: FLARE cannot use a path with blanks, quotes or backslashes")
+    refuse_path(workspace, "--workspace", "name another folder with --workspace")
     used = (workspace / "startup").is_dir() and (workspace / "server" / "log.txt").is_file()
     if workspace.exists() and not used and (not workspace.is_dir() or any(workspace.iterdir())):
         raise JobError(f"--workspace {workspace}: is in use and no simulator workspace; name a new or empty folder")
