@@ -1,6 +1,8 @@
 """`harmofl report`: which folders it takes, what it adds where the data lies, and that it changes no result."""
 
+import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +17,8 @@ from harmofl.evidence.results import Results
 from harmofl.flare.server_run import BEST_MODEL
 from harmofl.flare.state import Checkpoint
 from harmofl.job_folder import sha256
-from harmofl.tasks import untrained_network
+from harmofl.tasks import SiteData, untrained_network
+from harmofl.tasks.prostate import ProstateTask
 from tests.small_job import SITES
 
 FOLDERS = ("", "run", "app_server", "workspace/app_server", "server/simulate_job/app_server")
@@ -172,6 +175,30 @@ def test_a_folder_without_any_site_fails(make_run: MakeRun, tmp_path: Path, caps
     (tmp_path / "empty").mkdir()
     assert main(["report", str(make_run()), "--data", str(tmp_path / "empty")]) == 1
     assert "failed: no data for site" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("left", ["damaged", "empty", "none to train on"])
+def test_a_site_without_a_usable_case_is_named_and_left_out(
+    make_run: MakeRun, sites_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, left: str
+) -> None:
+    folder = make_run()
+    root = Path(shutil.copytree(sites_root, folder.parent / "root"))
+    for path in (root / "HK").glob("*.nii.gz") if left != "none to train on" else ():
+        path.unlink() if left == "empty" else path.write_bytes(b"damaged")
+    if left == "none to train on":  # without a training case a site has no profile
+        opened = ProstateTask.open_site
+
+        def untrained(self: ProstateTask, place: Path, site: str, *more: Any) -> SiteData:
+            data = opened(self, place, site, *more)
+            return dataclasses.replace(data, training=[]) if site == "HK" else data
+
+        monkeypatch.setattr(ProstateTask, "open_site", untrained)
+    assert main(["report", str(folder), "--data", str(root)]) == 1
+    told = capsys.readouterr()
+    assert told.err == "" and told.out.count(f"no pictures of site HK: {root / 'HK'} holds no ") == 1
+    page = (folder / "report.html").read_text()
+    assert page.count('<img src="data:image/png') == 1 and "<h3>HK</h3>" in page
+    assert "No pictures: the data that lies here cannot be used." in page and str(root) not in page
 
 
 def test_the_demo_is_drawn_from_data_made_again(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
