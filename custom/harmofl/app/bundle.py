@@ -28,7 +28,9 @@ from harmofl.job_folder import (
 )
 
 PACKAGE = Path(harmofl.__file__).parent
-CONFIGS = ("config_fed_server.json", "config_fed_client.json")
+# what FLARE reads of an app, and the list that must not be empty in it
+CONFIGS = {"config_fed_server.json": "workflows", "config_fed_client.json": "executors"}
+LISTS = ("workflows", "executors", "components", "task_data_filters", "task_result_filters")
 CODE = {".py", ".j2", ".typed"}
 
 
@@ -65,8 +67,10 @@ def bundle(
     if project is not None:
         _check_project(job, project)
     for app in job.apps:
-        for name in CONFIGS:
-            _check_components(job.folder / app / "config" / name)
+        for name, needed in CONFIGS.items():
+            _check_components(job.folder / app / "config" / name, needed)
+    if output.exists() and not output.is_dir():
+        raise JobError(f"-o {output}: is a file; name a folder")
     target = output / job.folder.name
     refuse_job(job.folder)
     _refuse_other_files(target)
@@ -82,6 +86,8 @@ def bundle(
 
 
 def _check_sites(job: Job, settings: dict[str, Any]) -> None:
+    if not isinstance(job.meta.get("name", ""), str | None):
+        raise JobError(f"{META}: name is {job.meta['name']!r}; give a text")
     for name, needed in (
         (f"{META}: min_clients", job.meta.get("min_clients", 1)),
         ("federation.minimum_sites", settings["federation"]["minimum_sites"]),
@@ -108,9 +114,17 @@ def _check_project(job: Job, project: Path) -> None:
         )
 
 
-def _check_components(path: Path) -> None:
+def _check_components(path: Path, needed: str) -> None:
     """Import every class that a configuration names and hold its arguments against the constructor's."""
     config = read_json(path, "every app of a job needs it")
+    if not isinstance(config, dict):
+        raise JobError(f"{path}: holds no JSON object; start from a shipped job's")
+    for key in LISTS:
+        parts = config.get(key, [])
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise JobError(f"{path}: {key} must be a list of objects; start from a shipped job's")
+    if not config.get(needed):
+        raise JobError(f"{path}: {needed} is missing or empty; start from a shipped job's")
     for component in components(config):
         name, arguments = component["path"], component.get("args", {})
         module, _, kind = name.rpartition(".")
