@@ -30,6 +30,17 @@ def test_a13_nan_from_one_site(run_job: RunJob) -> None:
     assert all(np.isfinite(value).all() for value in saved_weights(run).values())
 
 
+@pytest.mark.slow
+def test_a_type_that_the_wire_does_not_know_is_refused_at_once(run_job: RunJob) -> None:
+    # the time limit of a round stays at its day: a run that waits for it does not end within the test's
+    run = run_job(overrides=ONE_IS_ENOUGH, executor="drill.SendsAnUnknownType", code=EXECUTORS)
+    assert run.code == 0, run.output
+    assert run.results.sites_accepted == [["BIDMC"], ["BIDMC"]]
+    refused = run.rounds[0].sites_refused["HK"]
+    assert refused.startswith("MessageError: site HK: the answer cannot be sent: DXO.data.")
+    assert refused.endswith("is of type pathlib.PosixPath") and "Jane_Doe" not in run.output
+
+
 def test_a11_too_few_accepted_results_fail_the_job_and_save_no_model(run_job: RunJob) -> None:
     run = run_job(executor="drill.SendsNaN", code=EXECUTORS)
     assert run.code != 0

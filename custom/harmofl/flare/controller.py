@@ -261,8 +261,9 @@ class HarmoFLScatterAndGather(ScatterAndGather):
                 if not self._note_failure(site, result, fl_ctx) and received(site, unpack_update(result)):
                     return
             except (ContributionError, MessageError) as error:
-                self.run.refused[site] = str(error)
-                self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {error}")
+                self._refuse(site, task_name, str(error), fl_ctx)
+            except Exception as error:  # a value that cannot even be read; FLARE would only log it, and wait on
+                self._refuse(site, task_name, f"unreadable answer ({type(error).__name__})", fl_ctx)
             lost.add(site)
             if len(self.run.expected) - len(lost) >= needed:  # else nobody is left to wait for
                 _wait_for_one_more(client_task.task)
@@ -276,6 +277,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             fl_ctx=fl_ctx,
             abort_signal=abort_signal,
         )
+
+    def _refuse(self, site: str, task_name: str, reason: str, fl_ctx: FLContext) -> None:
+        self.run.refused[site] = reason
+        self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {reason}")
 
     def _note_failure(self, site: str, result: Shareable, fl_ctx: FLContext) -> bool:
         """Log and keep why a site could not do its task; True where it could not."""

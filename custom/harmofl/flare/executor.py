@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -30,6 +31,7 @@ from harmofl.flare.wire import (
     read_header,
     unpack_model,
 )
+from harmofl.flare.wire_types import unknown_type
 
 
 class HarmoFLExecutor(Executor):
@@ -50,9 +52,24 @@ class HarmoFLExecutor(Executor):
         if task_name not in (AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
-            return self._perform(task_name, shareable, fl_ctx, abort_signal)
+            answer = self._perform(task_name, shareable, fl_ctx, abort_signal)
+            if problem := unknown_type(answer):
+                raise MessageError(f"the answer cannot be sent: {problem}")
+            return answer
         except Exception as error:
             return self._explain(error, task_name, fl_ctx)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Look at an answer once more when the site's filters and any other executor have had their say."""
+        super().handle_event(event_type, fl_ctx)
+        answer = fl_ctx.get_prop(FLContextKey.TASK_RESULT) if event_type == EventType.AFTER_TASK_RESULT_FILTER else None
+        if not isinstance(answer, Shareable) or not (problem := unknown_type(answer)):
+            return
+        line = f"site {fl_ctx.get_identity_name()}: the answer cannot be sent: {problem}"
+        self.log_error(fl_ctx, line)
+        # in place: FLARE sends this object
+        answer.clear()
+        answer.update(error_reply(MessageError.__name__, line))
 
     def _perform(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         # torch and MONAI are needed from here on; what only registers the executor stays quick to import
