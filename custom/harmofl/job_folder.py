@@ -5,13 +5,13 @@ import hashlib
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from harmofl.experiment import FILE_NAME, Experiment, ExperimentError, read_settings, set_key
+from harmofl.files import part_folder
 
 META = "meta.json"
 MANIFEST = "manifest.json"  # in each app's config folder; what has one is a bundle
@@ -130,10 +130,8 @@ def copy_job(folder: Path, target: Path, changed: Mapping[str, Any]) -> None:
         raise ExperimentError(f"{target}: is there already; remove it or name another folder")
     manifests = {path.relative_to(folder): _manifest(path) for path in folder.glob(f"*/config/{MANIFEST}") if changed}
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copy-") as place:
-            made = Path(place) / target.name
-            shutil.copytree(folder, made, ignore=LEFT_OUT)
+        with part_folder(target) as made:
+            shutil.copytree(folder, made, ignore=LEFT_OUT, dirs_exist_ok=True)
             for name, content in changed.items():
                 write_json(made / name, content)
             for path, manifest in manifests.items():

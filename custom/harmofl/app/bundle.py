@@ -4,7 +4,6 @@ import inspect
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +14,7 @@ import yaml
 import harmofl
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name
 from harmofl.app.job import Job, JobError, read_job
+from harmofl.files import part_folder
 from harmofl.job_folder import (
     LEFT_OUT,
     MANIFEST,
@@ -74,9 +74,7 @@ def bundle(
     target = output / job.folder.name
     refuse_job(job.folder)
     _refuse_other_files(target)
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output, prefix=".bundle-") as place:
-        made = Path(place) / job.folder.name
+    with part_folder(target) as made:
         count = _write(made, job, settings, preinstalled)
         if target.exists():
             shutil.rmtree(target)

@@ -1,7 +1,7 @@
 """A site's amplitude statistic: the exact one that it uses itself, and what it sends of it."""
 
 from collections.abc import Callable, Iterator
-from logging import Logger
+from logging import Logger, LoggerAdapter
 from typing import Any
 
 import torch
@@ -36,7 +36,7 @@ class LocalAmplitude:
         state: SiteState,
         data: SiteData,
         images: Images,
-        logger: Logger,
+        logger: Logger | LoggerAdapter[Logger],
     ) -> None:
         """Bind to a site's data; `images` gives the batches of a data set in order, on the site's device."""
         self._experiment, self._channels, self._site, self._state = experiment, channels, site, state

@@ -31,7 +31,7 @@ from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
 from harmofl.flare.pooled_data import pooled
-from harmofl.flare.progress import FINDINGS, log_findings
+from harmofl.flare.progress import FINDINGS, SiteLogger, log_findings
 from harmofl.flare.round_start import RoundStart, failed_to_compile, round_optimizer, round_settings
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.state import SiteState
@@ -68,9 +68,9 @@ class Participant:
         self._site, self._run_id = site, run_id
         self._state = SiteState(site.state_root / "state", run_id)
         self._should_stop = should_stop
-        self._logger = logger
+        self._logger = SiteLogger(logger, site.name)
         self._task = load_task(experiment)
-        self._local = LocalModel(experiment, self._state, logger)
+        self._local = LocalModel(experiment, self._state, self._logger)
         if site.threads:
             torch.set_num_threads(site.threads)
 
@@ -105,13 +105,13 @@ class Participant:
     def _log_findings(self, data: SiteData) -> None:
         """Log what was found once a run, not in every task."""
         if self._state.load_once("findings") is None:
-            log_findings(data.findings)
+            log_findings(self._site.name, data.findings)
             self._state.save_once("findings", {"count": len(data.findings)})
 
     def _log_late_findings(self) -> None:
         """Log what came up while training or scoring decoded files."""
         for finding in self.data.late_findings():
-            FINDINGS.warning(str(finding))
+            FINDINGS.warning(f"{self._site.name}: {finding}")
 
     @cached_property
     def _amplitude(self) -> LocalAmplitude:

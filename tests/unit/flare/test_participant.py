@@ -15,6 +15,7 @@ from harmofl.data.findings import Finding
 from harmofl.data.synthetic import write_prostate_site
 from harmofl.experiment import Experiment, set_key
 from harmofl.flare.participant import Participant
+from harmofl.flare.progress import log_findings
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.wire import Arrays, ModelMessage
 from harmofl.tasks import resolve_experiment, untrained_network
@@ -120,6 +121,22 @@ def test_a_site_without_a_case_to_train_on_refuses(experiment: Experiment, make:
     with pytest.raises(SiteError) as caught:
         make(experiment, data_root=tmp_path / "empty").estimate_amplitude()
     assert caught.value.code == "no_data" and str(tmp_path) not in str(caught.value)
+
+
+def test_every_line_of_a_site_names_it(experiment: Experiment, make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    # all sites of a simulation share one console
+    caplog.set_level(logging.INFO)
+    participant = make(experiment)
+    participant.data.findings.extend(Finding(kind, "a", "Case07", "left") for kind in ("warning", "notice"))
+    log_findings("HK", participant.data.findings)
+    late = replace(participant.data, late_findings=lambda: [Finding("error", "b", "Case08", "gone")])
+    vars(participant)["data"] = late
+    message = ModelMessage(weights_of(experiment), participant.estimate_amplitude().amplitude)
+    participant.train(5, message)
+    lines = [record.getMessage() for record in caplog.records if record.name in ("HK", "harmofl.findings")]
+    for part in ("warning: Case07: left", "error: Case08: gone", "notice: ", "moments start anew"):
+        assert [line for line in lines if part in line], part
+    assert [line for line in lines if not line.startswith("HK: ")] == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")
