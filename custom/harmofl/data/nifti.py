@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from harmofl.data.file_kinds import refuse_other_kind
 from harmofl.data.findings import CaseError, Finding, refusal
 from harmofl.data.layout import CONVERSION, DICOM_MARK
 
@@ -127,8 +128,7 @@ def _open(path: Path) -> Any:
         raise refusal("empty_file", path.name, "the file has no bytes", COPY_AGAIN)
     if head.endswith(DICOM_MARK):
         raise refusal("dicom", path.name, "this is a DICOM file", CONVERSION)
-    if path.suffix.casefold() == ".gz" and not head.startswith(GZIP_MARK):
-        raise refusal("not_gzip", path.name, "the name ends in .gz but the content is not gzip", "rename it to .nii")
+    refuse_other_kind(path)
     if head.startswith(GZIP_MARK):
         _check_stream(path)
     try:

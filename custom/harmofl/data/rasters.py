@@ -7,6 +7,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from harmofl.data.file_kinds import kind_of_file
 from harmofl.data.findings import CaseError, Finding, refusal
 from harmofl.data.plain_png import read_plain_png
 
@@ -67,6 +68,9 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
 def _unreadable(path: Path, subject: str, error: Exception) -> CaseError:
     if isinstance(error, PermissionError):
         return refusal("unreadable_image", subject, "the file may not be opened", "check its permissions")
+    kind = kind_of_file(path)
+    if kind and "picture" not in kind:
+        return refusal("unreadable_image", subject, f"the file is {kind}, no picture", "export it as PNG or TIFF")
     message = f"not a readable image ({type(error).__name__}: {str(error).replace(str(path), subject)[:120]})"
     return refusal("unreadable_image", subject, message, "copy or export it again")
 
