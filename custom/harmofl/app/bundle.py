@@ -14,6 +14,7 @@ import yaml
 import harmofl
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name
 from harmofl.app.job import Job, JobError, read_job
+from harmofl.data.findings import count_text
 from harmofl.files import part_folder
 from harmofl.job_folder import (
     LEFT_OUT,
@@ -79,7 +80,9 @@ def bundle(
         if target.exists():
             shutil.rmtree(target)
         made.replace(target)
-    sys.stdout.write(f"harmofl bundle: {target}: {count} files, listed in {job.apps[0]}/config/{MANIFEST}\n")
+    sys.stdout.write(
+        f"harmofl bundle: {target}: {count_text(count, 'file')}, listed in {job.apps[0]}/config/{MANIFEST}\n"
+    )
     return 0
 
 
@@ -94,7 +97,10 @@ def _check_sites(job: Job, settings: dict[str, Any]) -> None:
         if not isinstance(needed, int):
             raise JobError(f"{name} is {needed!r}; give a whole number")
         if needed > len(job.sites):
-            raise JobError(f"{name} is {needed}, but the job deploys to {len(job.sites)} sites; lower it or add sites")
+            raise JobError(
+                f"{name} is {needed}, but the job deploys to {count_text(len(job.sites), 'site')}; lower "
+                f"it or add sites"
+            )
 
 
 def _check_project(job: Job, project: Path) -> None:

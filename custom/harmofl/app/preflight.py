@@ -3,10 +3,10 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -18,7 +18,7 @@ from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
 from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
-from harmofl.data.findings import Finding
+from harmofl.data.findings import Finding, count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, data_root
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
@@ -56,7 +56,7 @@ def preflight(kit: Path, job_folder: Path | None, assignments: Sequence[str]) ->
             counts[check.state] += 1
             console.print(str(check), style=CONSOLE_STYLES[check.state])
     again = "; mend the errors, then run preflight again" if counts["error"] else ""
-    console.print(f"\n{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} good{again}")
+    console.print(f"\n{_amounts(counts)}, {counts['ok']} good{again}")
     return int(counts["error"] > 0)
 
 
@@ -170,7 +170,7 @@ def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[
     for site in inspection.sites:
         held += site.report.bytes_held
         counts = Counter(finding.severity for finding in site.findings)
-        summary = f"{site.folder}: {site.report.summary}; {counts['error']} errors, {counts['warning']} warnings"
+        summary = f"{site.folder}: {site.report.summary}; {_amounts(counts)}"
         mend = f"harmofl check {root} --job {job.folder} lists all" if counts["error"] else ""
         checks.append(Check("note" if counts["error"] else "ok", "data", summary, mend))
         listed = [finding for finding in site.findings if finding.severity != "notice"][:SHOWN]
@@ -293,7 +293,7 @@ def _manifest(kit: Kit, job: Job) -> Iterator[Check]:
     if edited:
         yield Check("error", MANIFEST, f"does not fit {_some(edited)}", "ask the lead for the bundle as it was made")
     else:
-        yield Check("ok", MANIFEST, f"fits all {len(files)} files of the bundle")
+        yield Check("ok", MANIFEST, f"fits all {count_text(len(files), 'file')} of the bundle")
     if kit.kind == "admin":
         return
     if manifest.get("harmofl") != harmofl.__version__:
@@ -306,11 +306,15 @@ def _manifest(kit: Kit, job: Job) -> Iterator[Check]:
         message = f"the installed package wins over the bundled copy and differs in {_some(other)}"
         yield Check("error", "harmofl", message, f"install commit {manifest.get('commit') or 'of the bundle'} here")
     elif bundled:
-        yield Check("ok", "harmofl", f"the installed package is the bundled one, {len(bundled)} files")
+        yield Check("ok", "harmofl", f"the installed package is the bundled one, {count_text(len(bundled), 'file')}")
 
 
 def _installed(name: str) -> str:
     return sha256(PACKAGE / name) if (PACKAGE / name).is_file() else ""
+
+
+def _amounts(counts: Mapping[Any, int]) -> str:
+    return f"{count_text(counts['error'], 'error')}, {count_text(counts['warning'], 'warning')}"
 
 
 def _some(names: Sequence[str]) -> str:

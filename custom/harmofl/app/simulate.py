@@ -12,7 +12,7 @@ from harmofl.app.flare_refusals import refuse_job, refuse_path
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.simulator import clear_workspace, flare_command, watch
 from harmofl.app.verdict import Failure, judge, run_folder
-from harmofl.data.findings import DataRootError
+from harmofl.data.findings import DataRootError, count_text
 from harmofl.evidence.results import RESULTS_FILE
 from harmofl.experiment import Experiment
 from harmofl.flare.site import DATA_ROOT_VARIABLE, STATE_ROOT_VARIABLE
@@ -58,14 +58,17 @@ def simulate(
         return 1
     at_a_time = threads or _fitting_sites(job, experiment)
     told = f"data in {', '.join(sorted({str(root) for root in roots.values()}))}" if roots else "demo data"
-    _say(f"{len(job.sites)} sites, {at_a_time} at a time, {told}, workspace {workspace}")
+    _say(f"{count_text(len(job.sites), 'site')}, {at_a_time} at a time, {told}, workspace {workspace}")
     failure = _run(
         job, workspace, at_a_time, _environment(data, demo, at_a_time), experiment.federation.round_timeout + MARGIN
     )
     if failure is not None:
         _say(f"failed: {failure}")
         return 1
-    _say(f"all {len(job.sites)} sites took part to the end; results in {run_folder(workspace) / RESULTS_FILE}")
+    _say(
+        f"all {count_text(len(job.sites), 'site')} took part to the end; results in "
+        f"{run_folder(workspace) / RESULTS_FILE}"
+    )
     return 0
 
 
@@ -117,11 +120,11 @@ def _check_numbers(job: Job, experiment: Experiment, threads: int | None) -> Non
         needed = getattr(experiment, section).minimum_sites
         if needed > count:
             raise JobError(
-                f"{section}.minimum_sites is {needed}, but meta.json deploys to {count} sites; "
+                f"{section}.minimum_sites is {needed}, but meta.json deploys to {count_text(count, 'site')}; "
                 f"add --set {section}.minimum_sites={count}"
             )
     if threads and threads > count:
-        raise JobError(f"--threads {threads}: the job has {count} sites, so at most {count} run at a time")
+        raise JobError(f"--threads {threads}: the job has {count_text(count, 'site')}, and no more run at a time")
 
 
 def _kept_state(experiment: Experiment) -> list[Path]:

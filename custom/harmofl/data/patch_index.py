@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from harmofl.data.findings import DataRootError, Finding
+from harmofl.data.findings import DataRootError, Finding, count_text
 
 METADATA = "metadata.csv"
 NAMES = ("patient", "slide")
@@ -183,7 +183,7 @@ class _Table:
     def _problem(self, row: list[str]) -> str:
         if len(row) != self._width:
             comma = " (a comma inside a number counts as one more)" if len(row) > self._width else ""
-            return f"{len(row)} columns instead of {self._width}{comma}"
+            return f"{count_text(len(row), 'column')} instead of {self._width}{comma}"
         patient, _, *texts = self._pick(row)
         for name, text in zip(NUMBERS, texts, strict=True):
             try:
@@ -237,5 +237,5 @@ def _each_once(places: NDArray[np.int32], tumor: NDArray[np.int32]) -> tuple[NDA
     if (tumor[order[again]] != tumor[order[again - 1]]).any():
         message = f"{METADATA}: a patch is listed as tumor and as normal (first repeated patch: {place})"
         raise DataRootError(f"{message}; keep one row for each patch")
-    message = f"{len(again)} rows repeat a patch (first: {place}), each patch counts once"
+    message = f"{count_text(len(again), 'row')} more of a patch than one (first: {place}), each patch counts once"
     return kept, (Finding("warning", "duplicate_patch", METADATA, message, "keep one row for each patch"),)

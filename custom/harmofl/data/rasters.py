@@ -192,7 +192,7 @@ def _tiff_by_codec(path: Path, subject: str) -> Picture:
     with tifffile.TiffFile(path) as file:
         page = file.pages.first
         if len(file.pages) > 1 and not page.description.startswith(APERIO):
-            message = f"the file holds {len(file.pages)} pages or frames"
+            message = f"the file holds more than one page or frame: {len(file.pages)}"
             raise refusal("several_pages", subject, message, "save each page as a file of its own")
         if page.imagewidth * page.imagelength > MOST_PIXELS:
             raise _too_large(subject)

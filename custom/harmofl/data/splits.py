@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from harmofl.data.findings import Finding
+from harmofl.data.findings import Finding, count_text
 from harmofl.data.layout import natural_key
 
 SliceKey = tuple[str, int]
@@ -61,7 +61,7 @@ def split_cases(
         parts[_part(group, seed, counts)].append(group)
     findings: tuple[Finding, ...] = ()
     if len(groups) < len(PARTS):
-        message = f"{len(groups)} patients are too few for training, validation and test"
+        message = f"{count_text(len(groups), 'patient')} cannot be training, validation and test"
         findings = (Finding("error", "too_few_cases", SITE, message, "provide at least 3 patients"),)
         parts = {"train": list(groups), "val": [], "test": []}
     elif not all(parts.values()):

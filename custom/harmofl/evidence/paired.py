@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import sqrt
 
 from harmofl.core.paired import paired_difference
+from harmofl.data.findings import count_text
 from harmofl.evidence.results import Results, ResultsError, ScoreSummary
 
 LOCAL_ONLY = "local_only"
@@ -77,7 +78,8 @@ def _difference(site: str, federated: Results, local: Results) -> Difference | N
         return None
     if len(ours.per_case) != len(theirs.per_case):
         raise ResultsError(
-            f"--local-only: site {site} tested {len(ours.per_case)} cases in one run and {len(theirs.per_case)} in the "
+            f"--local-only: site {site} tested {count_text(len(ours.per_case), 'case')} in one run and "
+            f"{len(theirs.per_case)} in the "
             "other; run both on the same data"
         )
     pairs = zip(ours.per_case, theirs.per_case, strict=True)

@@ -14,6 +14,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 import harmofl
+from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.filters import note_run, require_filter
@@ -123,13 +124,15 @@ class HarmoFLExecutor(Executor):
             score = numbers["validation"]
             shown = "undefined" if score is None else f"{score:.3f}"
             loss = numbers.get("loss")
-            trained = "not trained here" if loss is None else f"loss {loss:.3f} over {numbers['steps']} steps"
+            trained = (
+                "not trained here" if loss is None else f"loss {loss:.3f} over {count_text(numbers['steps'], 'step')}"
+            )
             PROGRESS.info(
                 f"{name} round {header.round_number}: received model scores {shown} on validation, {trained}, "
                 f"{numbers['seconds']:.0f} s",
             )
         elif task_name == AMPLITUDE_TASK and result.amplitude is not None:
-            PROGRESS.info(f"{name}: amplitude of {result.amplitude.images} images measured")
+            PROGRESS.info(f"{name}: amplitude of {count_text(result.amplitude.images, 'image')} measured")
 
     def _explain(self, error: Exception, task_name: str, fl_ctx: FLContext) -> Shareable:
         """Turn an exception into a reply that may leave the site, and log the whole of it here."""

@@ -140,7 +140,7 @@ def require_filter(fl_ctx: FLContext) -> None:
 def _problem(statistic: AmplitudeStatistic, needed: int, noise: NoiseSettings | None) -> str | None:
     """Why an amplitude must stay at the site."""
     if statistic.patients is None or statistic.patients < needed:
-        return f"it is of {statistic.patients} training patients, {needed} are needed at this site"
+        return f"it is of {statistic.patients} training patients, {needed} needed at this site"
     if statistic.noise is not None:
         return "it claims noise that this site did not add"
     if noise is None:

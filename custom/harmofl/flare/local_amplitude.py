@@ -10,6 +10,7 @@ from torch.utils.data import Dataset, Subset
 
 from harmofl.core.amplitude import AmplitudeNormalization, Estimation
 from harmofl.core.gaussian_mechanism import ClippedMean, clipping_center
+from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.site import SiteConfig
 from harmofl.flare.state import SiteState
@@ -80,7 +81,8 @@ class LocalAmplitude:
         images, patients, noise = measured.images, self._data.patient_count, self._site.amplitude_noise
         if (patients if noise else min(patients, images)) < needed:
             self._logger.warning(
-                f"amplitude not sent: {images} images of {patients} training patients, {needed} are needed"
+                f"amplitude not sent: {count_text(images, 'image')} of "
+                f"{count_text(patients, 'training patient')}, {needed} needed"
             )
             return None
         return self._clipped(noise.clip) if noise else measured

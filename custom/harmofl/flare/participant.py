@@ -25,6 +25,7 @@ from harmofl.core.training import (
     predict,
     seed_of,
 )
+from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.devices import check_several, main_device, make_deterministic
 from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
@@ -86,7 +87,10 @@ class Participant:
             raise SiteError("no_data", f"site {self._site.name} has no case to train on; run harmofl check at the site")
         items, patients = len(data.training), len(data.training_patients)
         if items != patients:
-            raise SiteError("patients", f"task {self._experiment.task} names {patients} patients of {items} items")
+            raise SiteError(
+                "patients",
+                f"task {self._experiment.task} names {count_text(patients, 'patient')} of {count_text(items, 'item')}",
+            )
         return data
 
     @property
@@ -270,7 +274,9 @@ class Participant:
         if len(self._site.devices) == 1:
             return nullcontext((ALONE, self._should_stop))
         check_several(self._site, start.network)
-        self._logger.info(f"trains in {len(self._site.devices)} processes: {', '.join(self._site.devices)}")
+        self._logger.info(
+            f"trains in {count_text(len(self._site.devices), 'process', 'processes')}: {', '.join(self._site.devices)}"
+        )
         site = replace(self._site, workers=self._workers)  # the batches of one process need equally many
         assignment = Assignment(self._experiment, site, self._run_id, self._pool, self._task, start.packed())
         return shared_round(assignment, self._should_stop)

@@ -125,7 +125,7 @@ def test_four_patients_are_too_few(
 ) -> None:
     local, _ = make(images, patients=[*PATIENTS[:6], "d", *PATIENTS[7:]], clip=clip)
     assert local.before_training() is None
-    assert "amplitude not sent: 9 images of 4 training patients, 5 are needed" in caplog.text
+    assert "amplitude not sent: 9 images of 4 training patients, 5 needed" in caplog.text
     assert local.own_profile().shape == (3, 11)
 
 
