@@ -124,7 +124,7 @@ def _check_numbers(job: Job, experiment: Experiment, threads: int | None) -> Non
                 f"add --set {section}.minimum_sites={count}"
             )
     if threads and threads > count:
-        raise JobError(f"--threads {threads}: the job has {count_text(count, 'site')}, and no more run at a time")
+        raise JobError(f"--threads {threads}: the job has {count_text(count, 'site')}, so at most {count} at a time")
 
 
 def _kept_state(experiment: Experiment) -> list[Path]:
