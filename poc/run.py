@@ -32,8 +32,11 @@ sys.path[:0] = [str(Path(__file__).resolve().parent), str(PROVISIONING / "site")
 from commands import Commands, RehearsalError, processes_of  # noqa: E402
 from prepare_kit import KitError, prepare_kit  # noqa: E402
 
+from harmofl.app.flare_refusals import refuse_job, refuse_job_name, refuse_path  # noqa: E402
 from harmofl.app.job import Job, JobError, read_job  # noqa: E402
+from harmofl.app.simulate import missing_folders  # noqa: E402
 from harmofl.experiment import ExperimentError  # noqa: E402
+from harmofl.tasks import is_outside  # noqa: E402
 
 MARK = "poc_workspace.txt"  # a folder that holds it may be replaced
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -155,7 +158,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     os.umask(0o077)  # private keys, the authority's among them, are written by FLARE as the umask lets it
     try:
         job = read_job(options.job, options.assignments, demo=options.demo)
-        _check_data(options.data)
+        refuse_job_name(job.folder.name)
+        refuse_job(job.folder)
+        _check_data(options.data, job)
         port = _usable_port(options.port)
         rehearsal = Rehearsal(_usable_folder(options.workspace), job, port)
     except (RehearsalError, JobError, ExperimentError) as error:
@@ -257,6 +262,7 @@ def _holder(port: int | None) -> str:
 
 def _usable_folder(folder: Path) -> Path:
     folder = folder.absolute()
+    refuse_path(folder, "--workspace", "name another folder with --workspace", of_kit=True)
     if folder.exists() and not (folder / MARK).is_file() and (not folder.is_dir() or any(folder.iterdir())):
         raise RehearsalError(f"--workspace {folder}: is there and no workspace of this script; name another folder")
     if processes_of(folder):
@@ -264,9 +270,17 @@ def _usable_folder(folder: Path) -> Path:
     return folder
 
 
-def _check_data(data: Path | None) -> None:
+def _check_data(data: Path | None, job: Job) -> None:
+    """Refuse a data root that lacks a site of the job, and settings that no run would take."""
     if data is not None and not data.is_dir():
         raise RehearsalError(f"--data {data}: is no folder; name the one that holds a folder for each site")
+    if is_outside(str(job.settings.get("task"))):  # its code runs at the sites only
+        return
+    experiment = job.resolve(demo=False)
+    missing = missing_folders(dict.fromkeys(job.sites, data.absolute()), experiment) if data is not None else []
+    if missing:
+        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+        raise RehearsalError(f"--data {data}: {missing[0]}{more}")
 
 
 def _add_sites(project: dict[str, Any], sites: Sequence[str]) -> None:

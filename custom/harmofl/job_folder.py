@@ -5,19 +5,20 @@ import hashlib
 import json
 import re
 import shutil
-import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
 from harmofl.experiment import FILE_NAME, Experiment, ExperimentError, read_settings, set_key
+from harmofl.files import part_folder
 from harmofl.sections import parse_json
 
 META = "meta.json"
 MANIFEST = "manifest.json"  # in each app's config folder; what has one is a bundle
 SERVER = "server"
 SITE_NAME = re.compile(r"[A-Za-z0-9_-]+")  # what FLARE takes; a dot would split its addresses
+JOB_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")  # what FLARE takes as the name of a job's folder or of an app
 LEFT_OUT = shutil.ignore_patterns("__pycache__", ".*")  # a signature of an earlier submission is hidden too
 FILES_OF_SUBMISSION = ".__nvfl"  # FLARE's Python API signs a job where it lies
 
@@ -130,10 +131,8 @@ def copy_job(folder: Path, target: Path, changed: Mapping[str, Any]) -> None:
         raise ExperimentError(f"{target}: is there already; remove it or name another folder")
     manifests = {path.relative_to(folder): _manifest(path) for path in folder.glob(f"*/config/{MANIFEST}") if changed}
     try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=target.parent, prefix=".copy-") as place:
-            made = Path(place) / target.name
-            shutil.copytree(folder, made, ignore=LEFT_OUT)
+        with part_folder(target) as made:
+            shutil.copytree(folder, made, ignore=LEFT_OUT, dirs_exist_ok=True)
             for name, content in changed.items():
                 write_json(made / name, content)
             for path, manifest in manifests.items():
@@ -197,14 +196,25 @@ def _deploy_map(path: Path, meta: Any) -> dict[str, list[str]]:
     if not isinstance(deploy_map, dict):
         raise ExperimentError(f"{path}: deploy_map is missing; it names the app of the server and of each site")
     for app, names in deploy_map.items():
+        if not JOB_NAME.fullmatch(app):
+            raise ExperimentError(
+                f"{path}: deploy_map: {json.dumps(app)} is no name of an app for FLARE; letters, digits, '.', '_' and "
+                "'-' make one, the first a letter or a digit"
+            )
         wrong = [name for name in names if not _is_site_name(name)] if isinstance(names, list) else [names]
         if wrong:
             raise ExperimentError(
                 f"{path}: deploy_map: {app}: {json.dumps(wrong[0])} is no list of site names; "
                 "they are made of letters, digits, - and _"
             )
-    if not {name for names in deploy_map.values() for name in names} - {SERVER}:
+    everyone = [name for names in deploy_map.values() for name in names]
+    if not set(everyone) - {SERVER}:
         raise ExperimentError(f"{path}: deploy_map names no site; list them, for example ['server', 'UCL']")
+    if SERVER not in everyone:
+        raise ExperimentError(f"{path}: deploy_map does not name the server; list 'server' beside the sites")
+    twice = [name for name in dict.fromkeys(everyone) if everyone.count(name) > 1]
+    if twice:
+        raise ExperimentError(f"{path}: deploy_map names {', '.join(twice)} twice; FLARE takes one app for each")
     return deploy_map
 
 

@@ -31,6 +31,18 @@ class SendsNaN(HarmoFLExecutor):
         return result
 
 
+class SendsAnUnknownType(HarmoFLExecutor):
+    """Puts something into every update that FLARE's wire does not know."""
+
+    def execute(self, task_name, shareable, fl_ctx, abort_signal):
+        result = super().execute(task_name, shareable, fl_ctx, abort_signal)
+        if fl_ctx.get_identity_name() == "HK" and task_name == "train":
+            dxo = from_shareable(result)
+            dxo.data[next(iter(dxo.data))] = Path("Jane_Doe.nii.gz")
+            dxo.update_shareable(result)
+        return result
+
+
 class JoinsLate(HarmoFLExecutor):
     """Misses the amplitude task and round 0."""
 

@@ -30,10 +30,21 @@ def test_a13_nan_from_one_site(run_job: RunJob) -> None:
     assert all(np.isfinite(value).all() for value in saved_weights(run).values())
 
 
+@pytest.mark.slow
+def test_a_type_that_the_wire_does_not_know_is_refused_at_once(run_job: RunJob) -> None:
+    # the time limit of a round stays at its day: a run that waits for it does not end within the test's
+    run = run_job(overrides=ONE_IS_ENOUGH, executor="drill.SendsAnUnknownType", code=EXECUTORS)
+    assert run.code == 0, run.output
+    assert run.results.sites_accepted == [["BIDMC"], ["BIDMC"]]
+    refused = run.rounds[0].sites_refused["HK"]
+    assert refused.startswith("MessageError: site HK: the answer cannot be sent: DXO.data.")
+    assert refused.endswith("is of type pathlib.PosixPath") and "Jane_Doe" not in run.output
+
+
 def test_a11_too_few_accepted_results_fail_the_job_and_save_no_model(run_job: RunJob) -> None:
     run = run_job(executor="drill.SendsNaN", code=EXECUTORS)
     assert run.code != 0
-    assert "round 0: 1 of 2 sites accepted, 2 are needed (HK: entry" in run.output
+    assert "round 0: 1 of 2 sites accepted, 2 needed (HK: entry" in run.output
     assert not (run.server / "FL_global_model.pt").exists()
 
 
@@ -68,7 +79,7 @@ def test_too_few_amplitudes_fail_the_job_by_name(run_job: RunJob) -> None:
 def test_a_site_that_cannot_evaluate_fails_the_job_but_not_the_evidence(run_job: RunJob) -> None:
     run = run_job(executor="drill.FailsInEvaluation", code=EXECUTORS)
     assert run.code != 0
-    assert "evaluation: 1 sites answered, 2 are needed (HK: internal_error" in run.output
+    assert "evaluation: answers of 1 site, 2 needed (HK: internal_error" in run.output
     assert run.results.sites_without_test == ["HK"] and "no test score from HK" in run.results.warnings
     assert run.results.sites["BIDMC"].test["dice"].n > 0
     assert (run.server / "report.html").is_file()

@@ -181,6 +181,17 @@ def test_data_that_is_not_there_is_one_line(tmp_path: Path) -> None:
     refused(tmp_path, "--data nowhere: is no folder", "--data", "nowhere")
 
 
+@pytest.mark.parametrize("name", ["my poc", "poc#1"])
+def test_a_workspace_that_flare_cannot_use_is_one_line(tmp_path: Path, name: str) -> None:
+    refused(tmp_path, f"--workspace {tmp_path / name}: FLARE cannot", "--demo", "--workspace", name)
+    assert not (tmp_path / name).exists()
+
+
+def test_a_job_by_a_name_that_flare_refuses_is_one_line(tmp_path: Path) -> None:
+    job = make_job(tmp_path, SITES, {})
+    refused(tmp_path, "FLARE refuses the name", "--demo", str(job.rename(tmp_path / "my job")))
+
+
 def refused(folder: Path, part: str, *arguments: str) -> None:
     """Exit code 2 and one line before anything was made."""
     code, output = finish(folder, *arguments)

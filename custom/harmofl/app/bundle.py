@@ -4,7 +4,6 @@ import inspect
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -13,7 +12,10 @@ from typing import Any
 import yaml
 
 import harmofl
+from harmofl.app.flare_refusals import refuse_job, refuse_job_name
 from harmofl.app.job import Job, JobError, read_job
+from harmofl.data.findings import count_text
+from harmofl.files import part_folder
 from harmofl.job_folder import (
     LEFT_OUT,
     MANIFEST,
@@ -27,7 +29,9 @@ from harmofl.job_folder import (
 )
 
 PACKAGE = Path(harmofl.__file__).parent
-CONFIGS = ("config_fed_server.json", "config_fed_client.json")
+# what FLARE reads of an app, and the list that must not be empty in it
+CONFIGS = {"config_fed_server.json": "workflows", "config_fed_client.json": "executors"}
+LISTS = ("workflows", "executors", "components", "task_data_filters", "task_result_filters")
 CODE = {".py", ".j2", ".typed"}
 
 
@@ -57,28 +61,34 @@ def bundle(
         JobError, ExperimentError: the job would fail, or the output is in the way; nothing was written.
     """
     job = read_job(job_folder, assignments, demo=demo)
+    refuse_job_name(job.folder.name)
     job.admit_task(own_code=True)
     settings = job.resolve(demo=False).model_dump(mode="json")  # every default written out
     _check_sites(job, settings)
     if project is not None:
         _check_project(job, project)
     for app in job.apps:
-        for name in CONFIGS:
-            _check_components(job.folder / app / "config" / name)
+        for name, needed in CONFIGS.items():
+            _check_components(job.folder / app / "config" / name, needed)
+    if output.exists() and not output.is_dir():
+        raise JobError(f"-o {output}: is a file; name a folder")
     target = output / job.folder.name
+    refuse_job(job.folder)
     _refuse_other_files(target)
-    output.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=output, prefix=".bundle-") as place:
-        made = Path(place) / job.folder.name
+    with part_folder(target) as made:
         count = _write(made, job, settings, preinstalled)
         if target.exists():
             shutil.rmtree(target)
         made.replace(target)
-    sys.stdout.write(f"harmofl bundle: {target}: {count} files, listed in {job.apps[0]}/config/{MANIFEST}\n")
+    sys.stdout.write(
+        f"harmofl bundle: {target}: {count_text(count, 'file')}, listed in {job.apps[0]}/config/{MANIFEST}\n"
+    )
     return 0
 
 
 def _check_sites(job: Job, settings: dict[str, Any]) -> None:
+    if not isinstance(job.meta.get("name", ""), str | None):
+        raise JobError(f"{META}: name is {job.meta['name']!r}; give a text")
     minimums = {
         f"{META}: min_clients": job.meta.get("min_clients", 1),
         "federation.minimum_sites": settings["federation"]["minimum_sites"],
@@ -86,8 +96,13 @@ def _check_sites(job: Job, settings: dict[str, Any]) -> None:
     if settings["amplitude"]["region"] != "off":
         minimums["amplitude.minimum_sites"] = settings["amplitude"]["minimum_sites"]
     for name, needed in minimums.items():
+        if not isinstance(needed, int):
+            raise JobError(f"{name} is {needed!r}; give a whole number")
         if needed > len(job.sites):
-            raise JobError(f"{name} is {needed}, but the job deploys to {len(job.sites)} sites; lower it or add sites")
+            raise JobError(
+                f"{name} is {needed}, but the job deploys to {count_text(len(job.sites), 'site')}; lower "
+                f"it or add sites"
+            )
 
 
 def _check_project(job: Job, project: Path) -> None:
@@ -105,9 +120,17 @@ def _check_project(job: Job, project: Path) -> None:
         )
 
 
-def _check_components(path: Path) -> None:
+def _check_components(path: Path, needed: str) -> None:
     """Import every class that a configuration names and hold its arguments against the constructor's."""
     config = read_json(path, "every app of a job needs it")
+    if not isinstance(config, dict):
+        raise JobError(f"{path}: holds no JSON object; start from a shipped job's")
+    for key in LISTS:
+        parts = config.get(key, [])
+        if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
+            raise JobError(f"{path}: {key} must be a list of objects; start from a shipped job's")
+    if not config.get(needed):
+        raise JobError(f"{path}: {needed} is missing or empty; start from a shipped job's")
     for component in components(config):
         name, arguments = component["path"], component.get("args", {})
         if not isinstance(arguments, dict):

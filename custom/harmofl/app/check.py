@@ -11,7 +11,7 @@ from harmofl.app.costs import PROCESS_BYTES, Pace, measure_pace, training_bytes
 from harmofl.app.inspection import SiteInspection, inspect
 from harmofl.app.job import read_job
 from harmofl.core.training import TrainingError
-from harmofl.data.findings import Finding
+from harmofl.data.findings import Finding, count_text
 from harmofl.experiment import Experiment
 
 NARROWEST = 110  # columns; tables that go to a file are not squeezed to 80
@@ -106,7 +106,10 @@ def _show_costs(console: Console, sites: Sequence[SiteInspection], experiment: E
         line = f"  {site.name}: {size_text(site.report.bytes_held)} of images held in memory"
         if pace is not None:
             seconds = _round_seconds(site, pace, experiment)
-            line += f"; a round about {duration_text(seconds)}, {rounds} rounds {duration_text(seconds * rounds)}"
+            line += (
+                f"; a round about {duration_text(seconds)}, {count_text(rounds, 'round')} "
+                f"{duration_text(seconds * rounds)}"
+            )
         console.print(line)
     if pace is not None:
         console.print(f"time: {pace.training:.2g} s for training on an image, from {pace.how}")

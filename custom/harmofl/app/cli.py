@@ -30,6 +30,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ExperimentError, JobError) as error:
         sys.stderr.write(f"harmofl {options.command}: {error}\n")
         return 2
+    except OSError as error:  # no rights, no space, a file where a folder belongs
+        reason = error.strerror or str(error) or type(error).__name__
+        sys.stderr.write(f"harmofl {options.command}: {error.filename or 'a file'}: cannot be used ({reason})\n")
+        return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"harmofl {options.command}: interrupted\n")
         return 130

@@ -24,7 +24,7 @@ def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "report",
         help="write the report of a run again, with example pictures or a comparison with local-only",
         description="Write report.html from results.json and round_metrics.jsonl, which are not changed. Exit code 0, "
-        "1 where a site's data cannot be read, 2 for a mistake in the command.",
+        "1 where a site's data cannot be used, 2 for a mistake in the command.",
     )
     parser.add_argument(
         "run", type=Path, metavar="RUN", help="simulator workspace, downloaded job, or a folder that holds results.json"

@@ -1,6 +1,7 @@
 """The commands that use a model file: predict, evaluate, export."""
 
 import argparse
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -81,7 +82,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     _add_model(evaluate)
     evaluate.add_argument("data", type=Path, metavar="DATA", help="folder of the cases, or with --site a data root")
     evaluate.add_argument(
-        "--site", metavar="NAME", help="the hospital's folder in DATA, or its centers in metadata.csv"
+        "--site", type=_name, metavar="NAME", help="the hospital's folder in DATA, or its centers in metadata.csv"
     )
     evaluate.add_argument(
         "-o", "--output", type=Path, default=Path(), metavar="DIR", help="for evaluation.json, not in DATA (default: .)"
@@ -116,3 +117,9 @@ def _add_profile(command: argparse.ArgumentParser) -> None:
         help="take the own profile of all images in this folder of the hospital, not of each case (region site_gain)",
     )
     command.add_argument("--force", action="store_true", help="replace what an earlier call left, nothing else")
+
+
+def _name(text: str) -> str:
+    if not re.fullmatch(r"\w[\w.-]*", text):
+        raise argparse.ArgumentTypeError(f"{text!r} is no name of a site")
+    return text

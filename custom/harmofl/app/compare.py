@@ -13,6 +13,7 @@ from harmofl.app.grid import Cell, Grid, finished_record, run_cells, spoken
 from harmofl.app.grid_plan import Request, plan_grid, resolved
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.simulate import missing_folders, placed
+from harmofl.data.findings import count_text
 from harmofl.evidence.comparison import COMPARISON_FILE, PAGE_FILE, TABLE_FILE, CellRecord
 from harmofl.evidence.comparison_summary import GridResult, summarize_grid
 from harmofl.experiment import Experiment, ExperimentError, parse_assignment
@@ -51,7 +52,10 @@ def compare(request: Request) -> int:
             _write(result, _examples(job, request, roots) if request.images else None, output)
     if failures:
         named = ", ".join(cell.label for cell in grid.cells if cell.name in failures)
-        _say(f"failed: {len(failures)} of {len(grid.cells)} cells: {named}; the same command tries them again")
+        _say(
+            f"failed: {len(failures)} of {count_text(len(grid.cells), 'cell')}: {named}; the same command "
+            f"tries them again"
+        )
     return 1 if failures or not records else 0
 
 
@@ -68,7 +72,10 @@ def _run_open_cells(grid: Grid, processes: int | None, roots: Mapping[str, Path]
         return run_cells(ready, at_a_time, _say)
     except KeyboardInterrupt:
         done = sum(finished_record(cell.plan) is not None for cell in grid.cells)
-        _say(f"stopped with {done} of {len(grid.cells)} cells finished; the same command goes on from there")
+        _say(
+            f"stopped with {done} of {count_text(len(grid.cells), 'cell')} finished; the same command "
+            f"goes on from there"
+        )
         raise
 
 
@@ -105,7 +112,7 @@ def _announcement(
     finished = len(grid.cells) - len(open_cells)
     held = f", {finished} of them finished before" if finished else ""
     data = f"data in {', '.join(sorted({str(root) for root in roots.values()}))}" if roots else "demo data"
-    return f"{len(grid.cells)} cells{held}, {at_a_time} at a time, {data}, results in {output}"
+    return f"{count_text(len(grid.cells), 'cell')}{held}, {at_a_time} at a time, {data}, results in {output}"
 
 
 def _result(

@@ -13,6 +13,7 @@ from cryptography.hazmat.primitives.serialization import load_pem_private_key
 from cryptography.x509.oid import NameOID
 
 from harmofl.app.kit import Check, Kit, read_json
+from harmofl.data.findings import count_text
 
 SIGNATURES = "signature.json"
 SOON = 30  # days before the end of a certificate from which its renewal is asked for
@@ -104,7 +105,7 @@ def _lifetime(certificate: x509.Certificate, subject: str) -> Iterator[Check]:
         yield Check("error", subject, f"not yet valid: {valid}", "set this machine's clock, or wait")
     else:
         renew = "ask the operator for a renewed kit" if days < SOON else ""
-        yield Check("warning" if renew else "ok", subject, f"{days} days left: {valid}", renew)
+        yield Check("warning" if renew else "ok", subject, f"{count_text(days, 'day')} left: {valid}", renew)
 
 
 def _issued(chain: list[x509.Certificate], root: x509.Certificate) -> bool:

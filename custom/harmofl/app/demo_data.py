@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from harmofl.app.job import Job, JobError, read_job
-from harmofl.data.findings import DataRootError
+from harmofl.data.findings import DataRootError, count_text
 from harmofl.experiment import Experiment, ExperimentError, parse_assignment
 from harmofl.job_folder import demo_overrides
 from harmofl.tasks import load_task
@@ -79,7 +79,7 @@ def _write_site(folder: Path, site: str, experiment: Experiment) -> str:
     files = [path for path in folder.rglob("*") if path.is_file()]
     size = sum(path.stat().st_size for path in files) / 1e6
     kept = "kept, delete it for other settings: " if found else ""
-    return f"{folder}: {kept}{len(files)} files, {size:.1f} MB; {task.describe_demo(site, experiment)}"
+    return f"{folder}: {kept}{count_text(len(files), 'file')}, {size:.1f} MB; {task.describe_demo(site, experiment)}"
 
 
 def _write_gallery(root: Path, job: Job, experiment: Experiment) -> str:

@@ -47,7 +47,7 @@ def evaluate(
     profile_of: Path | None = None,
     force: bool = False,
 ) -> int:
-    """Score all cases of a folder, print the table and write evaluation.json into `output`.
+    """Score all cases of a folder, print the table and write evaluation.json into `output` where anything was scored.
 
     Returns:
         1 where a file could not be used or nothing could be scored, else 0.
@@ -77,10 +77,14 @@ def evaluate(
     own_profile = str(profile_of) if profile_of else _stand_in(model)
     record = _record(model, data, found, site=site, own_profile=own_profile, seconds=time.monotonic() - started)
     _show(console, record)
+    if not any(summary.n for summary in record.scores.values()):
+        kept = "; the earlier one stays" if target.exists() else ""
+        console.print(f"error: nothing in {data} could be scored, so {EVALUATION_FILE} is not written{kept}")
+        return 1
     output.mkdir(parents=True, exist_ok=True)
     write_text_atomically(record.model_dump_json(indent=2) + "\n", target)
     console.print(f"evaluation: {target} (names cases; it stays where the images are)")
-    return int(not found.names or any(finding.severity == "error" for finding in found.findings))
+    return int(any(finding.severity == "error" for finding in found.findings))
 
 
 def _usable_target(data: Path, output: Path, force: bool) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel, kept_at_sites, load_model
 from harmofl.core.training import NotFiniteError, batches, predict
-from harmofl.data.findings import DataRootError, SharedFolderError
+from harmofl.data.findings import CaseError, DataRootError, SharedFolderError
 from harmofl.evidence.examples import best_median_worst, disagreement
 from harmofl.evidence.report import Examples, SiteExamples
 from harmofl.evidence.results import RESULTS_FILE, Results, ScoreSummary
@@ -17,6 +17,7 @@ from harmofl.job_folder import sha256
 from harmofl.tasks import Illustrating, Predict, SiteData, Task, load_task, place_sites, resolve_experiment
 
 WRITTEN_AGAIN = "Pictures of the synthetic data of the demo, which was made again for this page."
+NOTHING = "No pictures: the data that lies here cannot be used."
 READ = "Pictures drawn by whoever holds the data, from the test cases of these sites. Names of cases are left out."
 
 
@@ -34,7 +35,8 @@ def collect_examples(
 
     Raises:
         JobError: the model is missing, damaged or not this run's, no one model is, or the task draws no pictures.
-        DataRootError: no site is found below the root, or its data cannot be read.
+        DataRootError: no site is found below the root. One whose data cannot be used is among the examples, without
+            pictures and with the reason.
     """
     experiment = resolve_experiment(results.experiment, source=RESULTS_FILE)
     task = load_task(experiment)
@@ -94,12 +96,26 @@ def _found(root: Path, sites: Sequence[str], experiment: Experiment) -> dict[str
 def _illustrated(
     site: str, folder: Path, cache: Path, model: LoadedModel, recorded: ScoreSummary | None
 ) -> SiteExamples:
+    """The pictures of one site, or why it has none: the others are drawn all the same."""
     task = model.task
     assert isinstance(task, Illustrating)
-    data = task.open_site(folder, site, model.experiment, cache)
     try:
+        data = task.open_site(folder, site, model.experiment, cache)
+        if problem := _unusable(data, model):
+            return SiteExamples(site, (), NOTHING, f"{folder} {problem}")
         cases = list(task.illustrate(_at_site(model, data), data.test, workers=0))
+    except (DataRootError, CaseError) as error:
+        return SiteExamples(site, (), NOTHING, str(error))
     except NotFiniteError as error:
         raise JobError(f"no pictures of {site}: {model.path.name}: {error}") from None
     note = disagreement(cases, recorded) or ("" if cases else "No test case.")
     return SiteExamples(site, best_median_worst(cases), note)
+
+
+def _unusable(data: SiteData, model: LoadedModel) -> str:
+    """Why nothing can be drawn of a site's data, empty where something can."""
+    if not any(data.cases.values()):
+        return "holds no case that can be used"
+    if model.takes_profile and not len(data.training):
+        return "holds no training case that can be used, and the amplitude step needs their profile"
+    return ""

@@ -16,6 +16,7 @@ from packaging.requirements import Requirement
 import harmofl
 from harmofl.app.kit import Check, Kit, read_json
 from harmofl.app.silence import flare_silent
+from harmofl.data.findings import count_text
 from harmofl.flare.site import SiteError
 from harmofl.flare.site import device as site_device
 
@@ -218,7 +219,7 @@ def _shared(kit: Kit, demand: Demand | None) -> Check:
         return Check("note", "shared memory", f"there is no {SHARED_MEMORY}, so it was not looked at")
     size = shutil.disk_usage(SHARED_MEMORY).free
     needed = workers * PREFETCHED * demand.batch if demand else CONTAINER_SHARED + 1
-    shown = f"{size_text(size)} free for {workers} loader processes"
+    shown = f"{size_text(size)} free for {count_text(workers, 'loader process', 'loader processes')}"
     if workers and size < needed:
         mend = 'start the container with --shm-size=2g, or set "workers": 0 in privacy.json'
         return Check("warning", "shared memory", f"{shown}, which need about {size_text(needed)}", mend)

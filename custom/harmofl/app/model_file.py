@@ -15,6 +15,7 @@ from harmofl.core.contrast import has_contrast
 from harmofl.core.deployed import DeployedModel, DeployedNormalization
 from harmofl.core.partition import partition_of
 from harmofl.core.training import finite_logits
+from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.local_amplitude import build_normalization
 from harmofl.flare.state import Checkpoint, StateError
@@ -193,7 +194,8 @@ def _network(path: Path, experiment: Experiment, checkpoint: Checkpoint) -> nn.M
         shown = one_line(", ".join(differing[:SHOWN]))
         raise ModelFileError(
             f"{path.name}: its weights are not those of the {_described(experiment)} that its experiment names "
-            f"({len(differing)} entries differ: {shown}); the file was put together from two runs"
+            f"(other in {count_text(len(differing), 'entry', 'entries')}: {shown}); the file was put "
+            f"together from two runs"
         )
     unusable = [name for name, value in held.items() if not bool(torch.isfinite(value).all())]
     if unusable:

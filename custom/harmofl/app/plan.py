@@ -12,6 +12,7 @@ from harmofl.app.check import NARROWEST, duration_text, size_text
 from harmofl.app.forecast import SIMULATOR_WAITS, Forecast, Parts, forecast, measure_parts
 from harmofl.app.job import JobError, read_job
 from harmofl.core.training import TrainingError
+from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment, parse_assignment, set_key
 
 # A job to plan with where there is none yet: the settings of the jobs that use these networks.
@@ -115,7 +116,8 @@ def _show(console: Console, request: Request, experiment: Experiment, parts: Par
     network = experiment.network
     console.print(
         f"{network.name} of width {network.width} at {experiment.data.height} x {experiment.data.width}, "
-        f"{request.sites} sites with {request.images} training images each, every site on a machine like this one\n"
+        f"{count_text(request.sites, 'site')} with {count_text(request.images, 'training image')} each, "
+        f"every site on a machine like this one\n"
     )
     stretches = [
         ("model to all sites", predicted.down, f"{size_text(parts.down)} a site"),

@@ -13,7 +13,7 @@ from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel
 from harmofl.app.profile import hospital_profile
 from harmofl.core.training import NotFiniteError
-from harmofl.data.findings import CaseError, refusal
+from harmofl.data.findings import CaseError, count_text, refusal
 from harmofl.flare.state import write_text_atomically
 from harmofl.tasks.single_images import Answer, ImageUse, SingleImage, image_use
 
@@ -64,7 +64,7 @@ def predict(
     if rows:
         _write_table(use, rows, output / TABLE)
         console.print(f"probabilities -> {output / TABLE}")
-    console.print(f"{len(plan) - failed} of {len(plan)} images predicted")
+    console.print(f"{len(plan) - failed} of {count_text(len(plan), 'image')} predicted")
     return int(failed > 0)
 
 

@@ -3,21 +3,22 @@
 import json
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Literal
+from typing import Any, Literal
 
 from rich.console import Console
 
 import harmofl
 from harmofl.app import connection, machine, storage
 from harmofl.app.bundle import PACKAGE, components
+from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
 from harmofl.app.job import Job, JobError, read_job
-from harmofl.app.kit import Check, Kit, KitError, check_policy, open_kit, read_json
+from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
 from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
-from harmofl.data.findings import Finding
+from harmofl.data.findings import Finding, count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.site import DATA_ROOT_VARIABLE, MINIMUM_CASES, SiteError, data_root, minimum_cases
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
@@ -49,13 +50,13 @@ def preflight(kit: Path, job_folder: Path | None, assignments: Sequence[str]) ->
     experiment = _experiment(job)
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     counts: Counter[str] = Counter()
-    for title, look in _sections(opened, job, experiment):
+    for title, look in _sections(opened, kit.absolute(), job, experiment):
         console.print(f"\n{title}", style="bold")
         for check in _guarded(look):
             counts[check.state] += 1
             console.print(str(check), style=CONSOLE_STYLES[check.state])
     again = "; mend the errors, then run preflight again" if counts["error"] else ""
-    console.print(f"\n{counts['error']} errors, {counts['warning']} warnings, {counts['ok']} good{again}")
+    console.print(f"\n{_amounts(counts)}, {counts['ok']} good{again}")
     return int(counts["error"] > 0)
 
 
@@ -68,9 +69,9 @@ def _experiment(job: Job | None) -> Experiment | None:
     return job.resolve(demo=False)
 
 
-def _sections(kit: Kit, job: Job | None, experiment: Experiment | None) -> Iterator[tuple[str, Look]]:
-    """What is looked at for this kind of kit, in the order that it is shown."""
-    yield "kit", lambda: connection.check_files(kit)
+def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | None) -> Iterator[tuple[str, Look]]:
+    """What is looked at for this kind of kit, in the order that it is shown; `given` is its path as it was named."""
+    yield "kit", lambda: [*_paths(kit, given), *connection.check_files(kit)]
     yield "certificate", lambda: connection.check_certificate(kit)
     if kit.kind != "admin":
         yield "processes", lambda: machine.check_running(kit)
@@ -91,6 +92,21 @@ def _sections(kit: Kit, job: Job | None, experiment: Experiment | None) -> Itera
     yield "versions", lambda: machine.check_installed(kit)
     if job:
         yield f"job {job.folder.name}", lambda: _job(kit, job)
+
+
+def _paths(kit: Kit, given: Path) -> Iterator[Check]:
+    """Whether FLARE can start server or site, and then the processes of a job, by the paths of this kit."""
+    if kit.kind == "admin":
+        return
+    # the kit as it was named: start.sh takes the path by which it is called, also one through a link
+    places = {"kit": given}
+    if os.environ.get(WORKSPACE_VARIABLE):
+        places[WORKSPACE_VARIABLE] = kit.workspace
+    for subject, place in places.items():
+        if problem := unusable_path(place, of_kit=True):
+            yield Check("error", subject, f"{place}: {problem}", "move it to a path without")
+    if problem := unusable_python():
+        yield Check("error", "Python", problem)
 
 
 def _guarded(look: Look) -> Iterator[Check]:
@@ -158,7 +174,7 @@ def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[
     for site in inspection.sites:
         held += site.report.bytes_held
         counts = Counter(finding.severity for finding in site.findings)
-        summary = f"{site.folder}: {site.report.summary}; {counts['error']} errors, {counts['warning']} warnings"
+        summary = f"{site.folder}: {site.report.summary}; {_amounts(counts)}"
         mend = f"harmofl check {root} --job {job.folder} lists all" if counts["error"] else ""
         checks.append(Check("note" if counts["error"] else "ok", "data", summary, mend))
         listed = [finding for finding in site.findings if finding.severity != "notice"][:SHOWN]
@@ -196,6 +212,11 @@ def _demand(kit: Kit, job: Job, experiment: Experiment, images: int) -> Demand:
 
 def _job(kit: Kit, job: Job) -> Iterator[Check]:
     """Hold the job against this kit: its sites, the submitter's and the site's rights, the code it was made with."""
+    for refuse in (lambda: refuse_job_name(job.folder.name), lambda: refuse_job(job.folder)):
+        try:
+            refuse()
+        except JobError as error:
+            yield Check("error", META, str(error))
     name = {"server": SERVER, "client": kit.name}.get(kit.kind)
     app = next((app for app, names in job.meta["deploy_map"].items() if name in names), None)
     if kit.kind == "client":
@@ -276,7 +297,7 @@ def _manifest(kit: Kit, job: Job) -> Iterator[Check]:
     if edited:
         yield Check("error", MANIFEST, f"does not fit {_some(edited)}", "ask the lead for the bundle as it was made")
     else:
-        yield Check("ok", MANIFEST, f"fits all {len(files)} files of the bundle")
+        yield Check("ok", MANIFEST, f"fits all {count_text(len(files), 'file')} of the bundle")
     if kit.kind == "admin":
         return
     if manifest.get("harmofl") != harmofl.__version__:
@@ -289,11 +310,15 @@ def _manifest(kit: Kit, job: Job) -> Iterator[Check]:
         message = f"the installed package wins over the bundled copy and differs in {_some(other)}"
         yield Check("error", "harmofl", message, f"install commit {manifest.get('commit') or 'of the bundle'} here")
     elif bundled:
-        yield Check("ok", "harmofl", f"the installed package is the bundled one, {len(bundled)} files")
+        yield Check("ok", "harmofl", f"the installed package is the bundled one, {count_text(len(bundled), 'file')}")
 
 
 def _installed(name: str) -> str:
     return sha256(PACKAGE / name) if (PACKAGE / name).is_file() else ""
+
+
+def _amounts(counts: Mapping[Any, int]) -> str:
+    return f"{count_text(counts['error'], 'error')}, {count_text(counts['warning'], 'warning')}"
 
 
 def _some(names: Sequence[str]) -> str:

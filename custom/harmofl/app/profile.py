@@ -7,7 +7,7 @@ from torch import Tensor
 
 from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel
-from harmofl.data.findings import CaseError
+from harmofl.data.findings import CaseError, count_text
 from harmofl.data.layout import JUNK
 from harmofl.tasks.single_images import image_use
 
@@ -51,7 +51,7 @@ def hospital_profile(model: LoadedModel, folder: Path | None, tell: Tell) -> Ten
         raise JobError(f"--profile-of {folder}: holds no image that can be read; {wanted} is wanted") from None
     if profile is not None and bool(profile.isnan().any()):
         tell(f"in {folder} a channel of no image has contrast; it is not filtered")
-    tell(f"profile of {count} images in {folder}")
+    tell(f"profile of {count_text(count, 'image')} in {folder}")
     return profile
 
 

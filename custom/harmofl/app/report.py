@@ -44,7 +44,7 @@ def report(
         output: the page; beside results.json where it is None.
 
     Returns:
-        0, or 1 where a site's data cannot be read.
+        0, or 1 where a site's data cannot be used: its pictures are left out.
 
     Raises:
         JobError: no such run, one of another version, or runs that cannot be compared; one line.
@@ -66,10 +66,13 @@ def report(
         write_report(results, rounds, path, failure=failure_of(folder), comparison=comparison, examples=examples)
     except OSError as error:
         raise JobError(f"{path}: cannot be written ({error.strerror}); name another file with -o") from None
-    if examples is not None and not results.demo:
+    if examples is not None and not results.demo and any(shown.pictures for shown in examples.sites):
         _say("the page holds images of patients: keep it where they may be seen")
+    left_out = [shown for shown in (examples.sites if examples else ()) if shown.left_out]
+    for shown in left_out:
+        _say(f"no pictures of site {shown.site}: {shown.left_out}; `harmofl check` lists what is wrong")
     _say(f"report: {path}")
-    return 0
+    return int(bool(left_out))
 
 
 def find_run(run: Path) -> Path:

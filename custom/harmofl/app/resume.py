@@ -4,6 +4,9 @@ import json
 import sys
 from pathlib import Path
 
+from nvflare.fuel.hci.cmd_arg_utils import join_args, split_to_args
+
+from harmofl.app.flare_refusals import refuse_job_name
 from harmofl.app.job import JobError, read_job
 from harmofl.app.session import connected
 from harmofl.flare.server_store import JOB_ID
@@ -27,6 +30,9 @@ def resume(job_folder: Path, job_id: str, *, output: Path, kit: Path | None) -> 
     if not JOB_ID.fullmatch(job_id):
         raise JobError(f"{job_id!r} is no job id; `nvflare job list` names them")
     job = read_job(job_folder, [f"federation.resume_from={json.dumps(job_id)}"])
+    refuse_job_name(job.folder.name)
+    if kit is not None:
+        _refuse_unsubmittable(output / job.folder.name)
     target = job.copy_to(output)
     say(f"{target} goes on from job {job_id}")
     if kit is None:
@@ -35,6 +41,13 @@ def resume(job_folder: Path, job_id: str, *, output: Path, kit: Path | None) -> 
     with connected(kit) as session:
         say(f"submitted as job {session.submit_job(str(target.absolute()))}")
     return 0
+
+
+def _refuse_unsubmittable(target: Path) -> None:
+    """Refuse a path that does not come back from the line as which FLARE hands it to its own command."""
+    words = ["submit_job", str(target.absolute())]
+    if split_to_args(join_args(words)) != words:
+        raise JobError(f"-o {target.parent}: FLARE cannot submit a job from a path with quotes; name another folder")
 
 
 def say(line: str) -> None:

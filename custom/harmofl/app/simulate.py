@@ -8,16 +8,16 @@ import tempfile
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from harmofl.app.flare_refusals import refuse_job, refuse_path
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.simulator import clear_workspace, flare_command, watch
 from harmofl.app.verdict import Failure, judge, run_folder
-from harmofl.data.findings import DataRootError
+from harmofl.data.findings import DataRootError, count_text
 from harmofl.evidence.results import RESULTS_FILE
 from harmofl.experiment import Experiment
 from harmofl.flare.site import DATA_ROOT_VARIABLE, STATE_ROOT_VARIABLE
 
 MARGIN = 120  # seconds beyond a round's time limit, for the start of processes
-UNUSABLE = " \t\n'\"\\"  # FLARE starts each site by a command line that it splits as a shell would
 
 
 def simulate(
@@ -49,6 +49,7 @@ def simulate(
     job.admit_task(own_code=True)
     experiment = job.resolve(demo=not roots)
     _check_numbers(job, experiment, threads)
+    refuse_job(job.folder)
     workspace = _usable_workspace(workspace, roots.values(), [job.folder, *_kept_state(experiment)])
     missing = missing_folders(roots, experiment)
     if missing:
@@ -57,14 +58,17 @@ def simulate(
         return 1
     at_a_time = threads or _fitting_sites(job, experiment)
     told = f"data in {', '.join(sorted({str(root) for root in roots.values()}))}" if roots else "demo data"
-    _say(f"{len(job.sites)} sites, {at_a_time} at a time, {told}, workspace {workspace}")
+    _say(f"{count_text(len(job.sites), 'site')}, {at_a_time} at a time, {told}, workspace {workspace}")
     failure = _run(
         job, workspace, at_a_time, _environment(data, demo, at_a_time), experiment.federation.round_timeout + MARGIN
     )
     if failure is not None:
         _say(f"failed: {failure}")
         return 1
-    _say(f"all {len(job.sites)} sites took part to the end; results in {run_folder(workspace) / RESULTS_FILE}")
+    _say(
+        f"all {count_text(len(job.sites), 'site')} took part to the end; results in "
+        f"{run_folder(workspace) / RESULTS_FILE}"
+    )
     return 0
 
 
@@ -116,11 +120,11 @@ def _check_numbers(job: Job, experiment: Experiment, threads: int | None) -> Non
         needed = getattr(experiment, section).minimum_sites
         if needed > count:
             raise JobError(
-                f"{section}.minimum_sites is {needed}, but meta.json deploys to {count} sites; "
+                f"{section}.minimum_sites is {needed}, but meta.json deploys to {count_text(count, 'site')}; "
                 f"add --set {section}.minimum_sites={count}"
             )
     if threads and threads > count:
-        raise JobError(f"--threads {threads}: the job has {count} sites, so at most {count} run at a time")
+        raise JobError(f"--threads {threads}: the job has {count_text(count, 'site')}, so at most {count} at a time")
 
 
 def _kept_state(experiment: Experiment) -> list[Path]:
@@ -136,8 +140,7 @@ def _kept_state(experiment: Experiment) -> list[Path]:
 def _usable_workspace(workspace: Path, roots: Collection[Path], needed: Collection[Path]) -> Path:
     """The absolute path of a workspace that may be emptied and written to."""
     workspace = workspace.absolute()
-    if any(mark in str(workspace) for mark in UNUSABLE):
-        raise JobError(f"--workspace {workspace}: FLARE cannot use a path with blanks, quotes or backslashes")
+    refuse_path(workspace, "--workspace", "name another folder with --workspace")
     used = (workspace / "startup").is_dir() and (workspace / "server" / "log.txt").is_file()
     if workspace.exists() and not used and (not workspace.is_dir() or any(workspace.iterdir())):
         raise JobError(f"--workspace {workspace}: is in use and no simulator workspace; name a new or empty folder")

@@ -24,6 +24,7 @@ from harmofl.app.session import connected
 from harmofl.evidence.results import REPORT_FILE
 from harmofl.flare.live import FAILURE_FILE, GROUP
 from harmofl.flare.server_run import UNFINISHED_FILE
+from harmofl.flare.server_store import JOB_ID
 
 COMPLETED = "FINISHED:COMPLETED"
 POLL = 1.0  # seconds between two questions to the server
@@ -45,8 +46,12 @@ def watch(kit: Path, job_id: str, output: Path | None) -> int:
     Raises:
         JobError: no such job, or the user may not see it.
     """
+    if not JOB_ID.fullmatch(job_id):
+        raise JobError(f"{job_id!r} is no job id; `nvflare job list` names them")
     if output is not None and (output / job_id).exists():
         raise JobError(f"{output / job_id}: is there already; name another folder with -o")
+    if output is not None and output.exists() and not output.is_dir():
+        raise JobError(f"-o {output}: is a file; name a folder")
     with connected(kit) as session:
         meta = _follow(session, job_id)
         status = str(meta.get("status"))

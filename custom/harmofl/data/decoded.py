@@ -2,8 +2,6 @@
 
 import hashlib
 import json
-import os
-import tempfile
 import time
 import zlib
 from collections.abc import Callable, Sequence
@@ -16,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from harmofl.data.findings import CaseError, DataRootError, Finding
+from harmofl.files import remove_leftovers, replaced_file
 
 MARK = b"HarmoFL decoded\x01"  # 16 bytes; the last one is the version of this layout
 ALIGNMENT = 64
@@ -47,6 +46,7 @@ class DecodedCache:
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
+        remove_leftovers(folder)
         self._told = False
 
     def read(self, recipe: Sequence[Any], files: Sequence[Path], decode: Callable[[], Decoded]) -> Decoded:
@@ -91,14 +91,8 @@ class DecodedCache:
         """Write a file under another name first, so that no reader ever sees half of one."""
         try:
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=self.folder, suffix=".part", delete=False) as stream:
-                try:
-                    fill(stream)
-                    stream.close()
-                    os.replace(stream.name, path)
-                except BaseException:
-                    Path(stream.name).unlink(missing_ok=True)
-                    raise
+            with replaced_file(path) as stream:
+                fill(stream)
         except OSError as error:
             message = f"decoded images cannot be kept ({error.strerror}), each process decodes again"
             return Finding("warning", "cache_not_written", self.folder.name, message, "free or open this folder")

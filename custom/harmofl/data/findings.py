@@ -52,6 +52,11 @@ class SharedFolderError(DataRootError):
     """Two sites would train on the same data."""
 
 
+def count_text(number: int, noun: str, plural: str = "") -> str:
+    """A number of things for a person: `1 hole`, `2 holes`, `1 box`, `2 boxes`."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
+
+
 def refusal(code: str, subject: str, message: str, mend: str) -> CaseError:
     """Return the error that takes one case out of use."""
     return CaseError(Finding("error", code, subject, message, mend))

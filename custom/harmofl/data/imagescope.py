@@ -12,7 +12,7 @@ from defusedxml import DefusedXmlException
 from defusedxml.ElementTree import iterparse
 from numpy.typing import NDArray
 
-from harmofl.data.findings import CaseError, Finding, refusal
+from harmofl.data.findings import CaseError, Finding, count_text, refusal
 
 IGNORED = 255  # pixels that count in neither loss nor score
 CELL_TYPES = ("epithelial", "lymphocyte", "neutrophil", "macrophage")  # MoNuSAC 2020
@@ -140,9 +140,7 @@ def draw_regions(regions: Sequence[Region], shape: tuple[int, int], classes: Seq
         np.copyto(instances, plane, where=plane > 0)
     findings = _drawing_findings(regions, instances, subject)
     if idle:
-        message = (
-            f"{idle} hole{'s' * (idle > 1)} (negative regions) in no region of their own Annotation, cutting nothing"
-        )
+        message = f"{count_text(idle, 'hole')} (negative regions) in no region of their own Annotation, cutting nothing"
         findings.append(Finding("warning", "idle_hole", subject, message, "draw a hole in the layer of its nucleus"))
     return Drawing(codes[instances], instances, tuple(findings))
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harmofl.data.findings import DataRootError, Finding
+from harmofl.data.findings import DataRootError, Finding, count_text
 from harmofl.data.foreign_names import ARRAYS, misnamed_volumes, volumes_elsewhere
 
 IMAGE_NAME = re.compile(r"(?P<stem>.+?)\.nii(\.gz)?", re.IGNORECASE)
@@ -166,7 +166,7 @@ def _not_a_file(path: Path) -> Finding:
 
 
 def _other_format(suffix: str, count: int) -> Finding:
-    message = f"{count} files of a format that is not read"
+    message = f"{count_text(count, 'file')} of a format that is not read"
     return Finding("warning", "other_format", f"*{suffix}", message, "convert them to CaseNN.nii.gz")
 
 

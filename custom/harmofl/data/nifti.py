@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from harmofl.data.file_kinds import refuse_other_kind
 from harmofl.data.findings import CaseError, Finding, refusal
 from harmofl.data.geometry import Affine, Grid, axis_codes, grid_in_frame, in_frame, is_usable
 from harmofl.data.headers import Placement, check_raw_header, header_findings, placement_of, raw_header
@@ -122,8 +123,7 @@ def _open(path: Path) -> tuple[Any, Any]:
         raise refusal("empty_file", path.name, "the file has no bytes", COPY_AGAIN)
     if head.endswith(DICOM_MARK):
         raise refusal("dicom", path.name, "this is a DICOM file", CONVERSION)
-    if path.suffix.casefold() == ".gz" and not head.startswith(GZIP_MARK):
-        raise refusal("not_gzip", path.name, "the name ends in .gz but the content is not gzip", "rename it to .nii")
+    refuse_other_kind(path)
     try:
         raw = raw_header(path) if path.suffix.casefold() != ".img" else None
         if raw is not None:

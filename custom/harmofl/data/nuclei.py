@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from harmofl.data.findings import CaseError, DataRootError, Finding, refusal
+from harmofl.data.findings import CaseError, DataRootError, Finding, count_text, refusal
 from harmofl.data.foreign_names import misnamed_pictures
 from harmofl.data.imagescope import (
     CELL_TYPES,
@@ -269,13 +269,19 @@ def _without_twice_listed(cases: list[NucleiCase]) -> tuple[list[NucleiCase], li
     for patient in TWICE_LISTED:
         count = sum(case.patient == patient for case in cases)
         if count:
-            message = f"{count} images left out: the patient stands in both lists of MoNuSAC, training and test"
+            message = (
+                f"{count_text(count, 'image')} left out: the patient stands in both lists of MoNuSAC, training and test"
+            )
             findings.append(Finding("notice", "excluded_patient", patient, message))
     return [case for case in cases if case.patient not in TWICE_LISTED], findings
 
 
 def _other_format(suffix: str, paths: list[Path]) -> Finding:
-    message = f"{len(paths)} files of a format that is not read" if len(paths) > 1 else "a format that is not read"
+    message = (
+        f"{count_text(len(paths), 'file')} of a format that is not read"
+        if len(paths) > 1
+        else "a format that is not read"
+    )
     subject = paths[0].name if len(paths) == 1 else f"{paths[0].name} and other *{suffix}"
     return Finding("warning", "other_format", subject, message, "convert images to TIFF or PNG, outlines to XML")
 

@@ -1,5 +1,6 @@
 """The index of a site's patches in the layout of Camelyon17-WILDS v1.0: rows of metadata.csv in compact columns."""
 
+import codecs
 import csv
 import re
 from collections import Counter
@@ -12,7 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from harmofl.data.findings import DataRootError, Finding
+from harmofl.data.findings import DataRootError, Finding, count_text
 
 METADATA = "metadata.csv"
 NAMES = ("patient", "slide")
@@ -20,6 +21,8 @@ NUMBERS = ("node", "x_coord", "y_coord", "tumor", "center", "split")
 TUMOR, CENTER = NUMBERS.index("tumor"), NUMBERS.index("center")
 PLACE = 3  # node, x and y, with the patient, tell a patch
 BLOCK = 8192  # rows parsed at a time
+SEPARATORS = {";": "semicolons", "\t": "tabs", "|": "bars"}
+UTF_16 = "the text is UTF-16; save it as UTF-8"
 LARGEST = 2**31 - 1
 
 
@@ -110,8 +113,21 @@ def _read_table(folder: Path, centers: Sequence[int]) -> "_Table":
         message = f"{folder / METADATA} cannot be read ({error.strerror}); put the index of the patches there"
         raise DataRootError(message) from error
     except (UnicodeDecodeError, csv.Error) as error:
+        with (folder / METADATA).open("rb") as stream:
+            if stream.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):
+                raise DataRootError(f"{folder / METADATA}: {UTF_16}") from error
         message = f"{folder / METADATA} is no UTF-8 text of comma-separated columns ({error}); export it again"
         raise DataRootError(message) from error
+
+
+def _refuse_other_form(header: list[str]) -> None:
+    """Say by its first line what a table is instead of one of columns separated by commas."""
+    line = ",".join(header)
+    if "\0" in line:
+        raise DataRootError(f"{METADATA}: {UTF_16}")
+    for mark, name in SEPARATORS.items():
+        if mark in line and {word.strip(' "') for word in line.split(mark)} & {*NAMES, *NUMBERS}:
+            raise DataRootError(f"{METADATA}, line 1: columns are separated by {name}; export it with commas")
 
 
 class _Table:
@@ -119,6 +135,7 @@ class _Table:
 
     def __init__(self, rows: Iterator[list[str]], centers: Sequence[int]) -> None:
         header = [name.strip() for name in next(rows, [])]
+        _refuse_other_form(header)
         absent = [name for name in (*NAMES, *NUMBERS) if name not in header]
         if absent:
             message = f"{METADATA}, line 1: no column {', '.join(absent)}"
@@ -165,7 +182,8 @@ class _Table:
 
     def _problem(self, row: list[str]) -> str:
         if len(row) != self._width:
-            return f"{len(row)} columns instead of {self._width}"
+            comma = " (a comma inside a number counts as one more)" if len(row) > self._width else ""
+            return f"{count_text(len(row), 'column')} instead of {self._width}{comma}"
         patient, _, *texts = self._pick(row)
         for name, text in zip(NUMBERS, texts, strict=True):
             try:
@@ -219,5 +237,5 @@ def _each_once(places: NDArray[np.int32], tumor: NDArray[np.int32]) -> tuple[NDA
     if (tumor[order[again]] != tumor[order[again - 1]]).any():
         message = f"{METADATA}: a patch is listed as tumor and as normal (first repeated patch: {place})"
         raise DataRootError(f"{message}; keep one row for each patch")
-    message = f"{len(again)} rows repeat a patch (first: {place}), each patch counts once"
+    message = f"{count_text(len(again), 'row')} more of a patch than one (first: {place}), each patch counts once"
     return kept, (Finding("warning", "duplicate_patch", METADATA, message, "keep one row for each patch"),)

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from harmofl.data.findings import CaseError, DataRootError, Finding, refusal
+from harmofl.data.findings import CaseError, DataRootError, Finding, count_text, refusal
 from harmofl.data.patch_index import PatchIndex
 from harmofl.data.rasters import Picture, read_rgb
 from harmofl.data.splits import FRACTIONS, PARTS, SITE, Part, split_cases
@@ -221,7 +221,7 @@ class Patches(Dataset[tuple[Tensor, Tensor]]):
                 bad += 1
                 self._mark(position, error)
                 if bad > math.ceil(MARGIN * self._bad_share * count):
-                    self._refuse(f"{bad} patches of a sample of {count} cannot be read", error)
+                    self._refuse(f"{count_text(bad, 'patch', 'patches')} of a sample of {count} cannot be read", error)
             else:
                 for finding in findings:
                     notices[finding.code, finding.message].append(finding)
@@ -268,7 +268,7 @@ class Patches(Dataset[tuple[Tensor, Tensor]]):
         self._marks[position] = True
         bad = len(self.bad())
         if bad > math.ceil(self._bad_share * len(self)):
-            self._refuse(f"{bad} of {len(self)} patches cannot be read", error)
+            self._refuse(f"{bad} of {count_text(len(self), 'patch', 'patches')} cannot be read", error)
 
     def _refuse(self, message: str, error: CaseError) -> None:
         example = error.finding

@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageOps, UnidentifiedImageError
 
+from harmofl.data.file_kinds import kind_of_file
 from harmofl.data.findings import CaseError, Finding, refusal
 from harmofl.data.jpeg_in_tiff import decode_contradicting_colors
 from harmofl.data.library_messages import collect_messages, in_one_line
@@ -78,6 +79,9 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
 def _unreadable(path: Path, subject: str, error: Exception, said: list[str]) -> CaseError:
     if isinstance(error, PermissionError):
         return refusal("unreadable_image", subject, "the file may not be opened", "check its permissions")
+    kind = kind_of_file(path)
+    if kind and "picture" not in kind:
+        return refusal("unreadable_image", subject, f"the file is {kind}, no picture", "export it as PNG or TIFF")
     told = in_one_line([f"{type(error).__name__}: {str(error)[:120]}", *said]).replace(str(path), subject)
     return refusal("unreadable_image", subject, f"not a readable image ({told})", "copy or export it again")
 

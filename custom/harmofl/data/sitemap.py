@@ -7,7 +7,7 @@ from typing import Annotated, Self
 
 from pydantic import Field, ValidationError, model_validator
 
-from harmofl.data.findings import DataRootError, Finding
+from harmofl.data.findings import DataRootError, Finding, count_text
 from harmofl.data.layout import named_folder, site_folder
 from harmofl.data.nuclei import NucleiCase, find_nuclei
 from harmofl.sections import Section, first_problem, parse_json
@@ -127,10 +127,10 @@ def site_cases(folder: Path, site: str, site_map: SiteMap | None = None) -> tupl
     unclaimed = {case.patient for case in cases if not any(site_map.claims(name, case.patient) for name in sharing)}
     without = sorted(patient for patient in unclaimed if rule.organ and site_map.organ(patient) is None)
     if without:
-        message = f"the site map has no organ for {len(without)} patients, whose images are not used"
+        message = f"the site map has no organ for {count_text(len(without), 'patient')}, whose images are not used"
         findings.append(Finding("warning", "no_organ", ", ".join(without[:5]), message, "add them to organs"))
     if not kept:
-        message = f"of {len(cases)} images none belongs to {site}"
+        message = f"of {count_text(len(cases), 'image')} none belongs to {site}"
         findings.append(Finding("error", "no_cases", folder.name, message, "correct the site map or the folder"))
     return kept, findings
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Literal, TypeVar
 
-from harmofl.data.findings import Finding
+from harmofl.data.findings import Finding, count_text
 from harmofl.data.layout import natural_key
 
 SliceKey = tuple[str, int]
@@ -68,7 +68,7 @@ def split_cases(
         parts[part] += groups[group]
     findings: tuple[Finding, ...] = ()
     if len(groups) < len(PARTS):
-        message = f"{len(groups)} patients are too few for training, validation and test"
+        message = f"{count_text(len(groups), 'patient')} cannot be training, validation and test"
         findings = (Finding("error", "too_few_cases", SITE, message, "provide at least 3 patients"),)
     train, val, test = (_in_order(parts[part]) for part in PARTS)
     return Split(train, val, test, findings)

@@ -1,9 +1,9 @@
 """Folders of synthetic data that are complete or not there."""
 
-import os
-import shutil
 from collections.abc import Callable, Set
 from pathlib import Path
+
+from harmofl.files import part_folder
 
 
 def write_whole(folder: Path, wanted: Set[str], write: Callable[[Path], None]) -> None:
@@ -22,10 +22,6 @@ def write_whole(folder: Path, wanted: Set[str], write: Callable[[Path], None]) -
         if present != wanted:
             raise FileExistsError(f"{folder} already holds other files; delete it to write synthetic cases there")
         return
-    part = folder.with_name(f".{folder.name}-{os.getpid()}")
-    part.mkdir(parents=True)
-    try:
+    with part_folder(folder) as part:
         write(part)
         part.replace(folder)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)

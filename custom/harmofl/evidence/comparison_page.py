@@ -21,7 +21,7 @@ from harmofl.evidence.comparison import (
 from harmofl.evidence.comparison_differences import spread
 from harmofl.evidence.comparison_words import VERDICTS, times_the_passes
 from harmofl.evidence.gallery import Gallery, band_name, pair_distances, picture_rows, profile_plot
-from harmofl.evidence.page import write_page
+from harmofl.evidence.page import replace_text, write_page
 
 COLUMNS = (
     "method",
@@ -54,8 +54,8 @@ def write_comparison(
         gallery: example images, None where the page shall have none.
         folder: exists.
     """
-    _replace(folder / COMPARISON_FILE, comparison.model_dump_json(indent=1) + "\n")
-    _replace(folder / TABLE_FILE, table(comparison, records))
+    replace_text(folder / COMPARISON_FILE, comparison.model_dump_json(indent=1) + "\n")
+    replace_text(folder / TABLE_FILE, table(comparison, records))
     write_page(
         "comparison.html.j2",
         folder / PAGE_FILE,
@@ -167,9 +167,3 @@ def _figures(comparison: Comparison) -> dict[str, Any]:
         "lines": figures.landscape_lines(comparison) if comparison.landscapes else "",
         "planes": figures.landscape_planes(comparison) if comparison.landscapes else "",
     }
-
-
-def _replace(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(text, encoding="utf-8")
-    temporary.replace(path)

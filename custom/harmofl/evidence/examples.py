@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from math import isnan
 
+from harmofl.data.findings import count_text
 from harmofl.evidence.results import ScoreSummary
 from harmofl.tasks.answers import Illustration
 
@@ -25,7 +26,8 @@ def disagreement(cases: Sequence[Illustration], recorded: ScoreSummary | None) -
         return ""
     if len(cases) != len(recorded.per_case):
         return (
-            f"Careful: the run tested {len(recorded.per_case)} cases here, this folder gives {len(cases)}. The data "
+            f"Careful: the run tested {count_text(len(recorded.per_case), 'case')} here, this folder "
+            f"gives {len(cases)}. The data "
             "has changed since, so these pictures are not of the scores above."
         )
     pairs = zip((case.score for case in cases), recorded.per_case, strict=True)
@@ -33,6 +35,7 @@ def disagreement(cases: Sequence[Illustration], recorded: ScoreSummary | None) -
     if not off:
         return ""
     return (
-        f"Careful: {len(off)} of {len(cases)} cases score otherwise than in the run ({off[0]}), so the data, the model "
+        f"Careful: of {count_text(len(cases), 'case')} {len(off)} with another score than in the run "
+        f"({off[0]}), so the data, the model "
         "or the software differs."
     )

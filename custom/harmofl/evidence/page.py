@@ -1,9 +1,12 @@
 """Self-contained pages: a template of this package with its values, and figures as inline SVG."""
 
 import io
+import os
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from harmofl.files import current_umask, remove_leftovers, replaced_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -17,9 +20,15 @@ def write_page(template: str, path: Path, **values: Any) -> None:
     environment = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     text = (files(__package__) / template).read_text(encoding="utf-8")
     page = environment.from_string(text).render(values)
-    temporary = path.with_name(f".{path.name}.part")
-    temporary.write_text(page, encoding="utf-8")
-    temporary.replace(path)
+    replace_text(path, page)
+
+
+def replace_text(path: Path, text: str) -> None:
+    """Write a file as a whole, with the rights that a new file has."""
+    remove_leftovers(path.parent, path.name)
+    with replaced_file(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        os.chmod(file.fileno(), 0o666 & ~current_umask())
 
 
 def inline_svg(figure: "Figure", name: str) -> str:

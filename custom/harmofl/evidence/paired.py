@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from harmofl.core.clustered import NO_INTERVAL, Interval, interval_of, ratio_units
+from harmofl.data.findings import count_text
 from harmofl.evidence.patient_differences import OtherCasesError, patient_difference
 from harmofl.evidence.results import Results, ResultsError
 
@@ -101,7 +102,7 @@ def _over_sites(sites: Sequence[Difference]) -> Difference | None:
     federated, local, mean = (sum(getattr(site, name) for site in sites) / len(sites) for name in _SCORES)
     units = ratio_units([(difference.mean, 1) for difference in sites])
     found = interval_of(mean, units, len(sites), None)
-    return _with_interval("mean over sites", (federated, local, mean), found, f"{len(sites)} sites")
+    return _with_interval("mean over sites", (federated, local, mean), found, count_text(len(sites), "site"))
 
 
 def _with_interval(name: str, scores: tuple[float, float, float], found: Interval, compared: str) -> Difference:

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from math import nan
 
 from harmofl.core.clustered import Interval, Units, by_patient, interval_of, ratio_units
+from harmofl.data.findings import count_text
 from harmofl.evidence.results import ScoreSummary
 
 
@@ -49,7 +50,8 @@ def patient_difference(first: ScoreSummary, second: ScoreSummary) -> PatientDiff
     if first.mean is None or second.mean is None:
         return None
     if len(first.per_case) != len(second.per_case):
-        raise OtherCasesError(f"tested {len(first.per_case)} cases in one run and {len(second.per_case)} in the other")
+        tested = count_text(len(first.per_case), "case")
+        raise OtherCasesError(f"tested {tested} in one run and {len(second.per_case)} in the other")
     if first.patient_of_case != second.patient_of_case:
         raise OtherCasesError("tested cases of other patients in one run than in the other")
     if first.per_case:

@@ -21,11 +21,15 @@ FEW = 10  # test patients below which the page says that an interval stands on f
 
 @dataclass(frozen=True)
 class SiteExamples:
-    """Titled pictures of a site, best first, and what a reader must know about them."""
+    """Titled pictures of a site, best first, and what a reader must know about them.
+
+    `left_out` says to whoever writes the page why it has none; it may name folders and is not on the page.
+    """
 
     site: str
     pictures: tuple[tuple[str, Illustration], ...]
     note: str = ""
+    left_out: str = ""
 
 
 @dataclass(frozen=True)

@@ -123,7 +123,10 @@ class HarmoFLAggregator(Aggregator):
         update = unpack_update(shareable)
         if (update.difference is None) == run.trains(site):
             raise MessageError("the answer carries no weights" if run.trains(site) else "the site was not to train")
-        if update.numbers.get("received_sha256") != run.model_sha256:
+        trained = update.numbers.get("received_sha256")
+        if trained is None:
+            raise MessageError("the answer does not say which model the site received (received_sha256 is missing)")
+        if trained != run.model_sha256:
             # a difference to another base would move the global model to nowhere
             raise MessageError("the site did not train the model that was sent in this round")
         if self._mean is None:

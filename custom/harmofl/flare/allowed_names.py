@@ -3,6 +3,7 @@
 from collections.abc import Collection, Mapping
 from typing import Any
 
+from harmofl.data.findings import count_text
 from harmofl.flare.site import SiteError
 from harmofl.flare.wire import MessageError
 
@@ -64,6 +65,7 @@ def refuse_other_names(numbers: Mapping[str, Any], allowed: Collection[str]) -> 
         others = names - set(allowed)
         if others:
             raise MessageError(
-                f"{len(others)} names among the {place} are not allowed to leave; a hospital allows those of another "
+                f"{count_text(len(others), 'name')} among the {place} may not leave; a hospital allows "
+                f"those of another "
                 "task by allowed_names in local/privacy.json"
             )

@@ -8,6 +8,7 @@ import numpy as np
 from nvflare.apis.dxo import DXO, DataKind
 from pydantic import ValidationError
 
+from harmofl.data.findings import count_text
 from harmofl.evidence.results import NoiseStatement
 
 AMPLITUDE = "amplitude"
@@ -70,7 +71,9 @@ def read_amplitude(dxo: DXO | None, *, of_site: bool) -> AmplitudeStatistic | No
         raise MessageError("the amplitude was clipped, and does not say at what distance")
     noise = _read_noise(dxo.data.get("noise"), patients)
     if patients > images and clip is None and noise is None:  # a clipped mean counts patients without readable images
-        raise MessageError(f"the amplitude is the mean of {images} images and {patients} patients")
+        raise MessageError(
+            f"the amplitude is the mean of {count_text(images, 'image')} and {count_text(patients, 'patient')}"
+        )
     return AmplitudeStatistic(values, images, patients, clip, relative, noise)
 
 
@@ -99,5 +102,7 @@ def _read_noise(statement: Any, patients: int) -> NoiseStatement | None:
         key = ".".join(str(part) for part in problem["loc"][:1]) or "noise"
         raise MessageError(f"the amplitude's noise is not said in full: {key}: {problem['msg']}") from None
     if noise.patients != patients:
-        raise MessageError(f"the amplitude is of {patients} patients, its noise was made for {noise.patients}")
+        raise MessageError(
+            f"the amplitude is of {count_text(patients, 'patient')}, its noise was made for {noise.patients}"
+        )
     return noise

@@ -19,6 +19,7 @@ from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.widgets.info_collector import InfoCollector
 
 from harmofl.core.aggregation import ContributionError
+from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering
 from harmofl.flare.live import note_failure, tell_progress
@@ -77,8 +78,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             settings = self.run.experiment.federation
             if settings.minimum_sites > len(self.run.expected):
                 raise ExperimentError(
-                    f"federation.minimum_sites is {settings.minimum_sites}, but {len(self.run.expected)} sites are "
-                    f"connected ({', '.join(self.run.expected)})"
+                    f"federation.minimum_sites is {settings.minimum_sites}, but connected: "
+                    f"{count_text(len(self.run.expected), 'site')} ({', '.join(self.run.expected)})"
                 )
             self._min_clients = settings.minimum_sites
             self._wait_time_after_min_received = settings.straggler_wait
@@ -170,7 +171,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             missing = self.run.reasons([site for site in run.expected if site not in accepted], "no answer")
             self.system_panic(
                 f"round {self._current_round}: {len(accepted)} of {len(run.expected)} sites accepted, "
-                f"{self._min_clients} are needed ({missing})",
+                f"{self._min_clients} needed ({missing})",
                 fl_ctx,
             )
             return
@@ -212,7 +213,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             missing = [site for site in run.expected if site not in sites]
             silent = "no answer" if run.gathers_before_training else "sent none"
             self.system_panic(
-                f"the amplitude of {len(sites)} sites arrived, amplitude.minimum_sites is {needed} "
+                f"the amplitude of {count_text(len(sites), 'site')} arrived, amplitude.minimum_sites is {needed} "
                 f"({self.run.reasons(missing, silent)}); a site sends none of fewer training patients than "
                 "amplitude.minimum_cases or its own limit",
                 fl_ctx,
@@ -221,7 +222,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         run.amplitude, run.amplitude_sites = gathering.result(), sites
         run.amplitude_patients = dict(gathering.patients)
         run.amplitude_noise = {site: said.model_dump() for site, said in gathering.noise.items()}
-        PROGRESS.info(f"amplitude frozen: {run.amplitude.images} images of {', '.join(sites)}")
+        PROGRESS.info(f"amplitude frozen: {count_text(run.amplitude.images, 'image')} of {', '.join(sites)}")
         for note in amplitude_notes(run):
             PROGRESS.info(f"note: {note}")
         return True
@@ -272,8 +273,9 @@ class HarmoFLScatterAndGather(ScatterAndGather):
                 if not self._note_failure(site, result, fl_ctx) and received(site, unpack_update(result)):
                     return
             except (ContributionError, MessageError) as error:
-                self.run.refused[site] = str(error)
-                self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {error}")
+                self._refuse(site, task_name, str(error), fl_ctx)
+            except Exception as error:  # a value that cannot even be read; FLARE would only log it, and wait on
+                self._refuse(site, task_name, f"unreadable answer ({type(error).__name__})", fl_ctx)
             lost.add(site)
             if len(self.run.expected) - len(lost) >= needed:  # else nobody is left to wait for
                 _wait_for_one_more(client_task.task)
@@ -287,6 +289,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             fl_ctx=fl_ctx,
             abort_signal=abort_signal,
         )
+
+    def _refuse(self, site: str, task_name: str, reason: str, fl_ctx: FLContext) -> None:
+        self.run.refused[site] = reason
+        self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {reason}")
 
     def _note_failure(self, site: str, result: Shareable, fl_ctx: FLContext) -> bool:
         """Log and keep why a site could not do its task; True where it could not."""

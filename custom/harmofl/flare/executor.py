@@ -6,6 +6,7 @@ import traceback
 from collections.abc import Mapping
 from typing import Any
 
+from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
@@ -13,6 +14,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 import harmofl
+from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.filters import note_run, require_filter
@@ -30,6 +32,7 @@ from harmofl.flare.wire import (
     read_header,
     unpack_model,
 )
+from harmofl.flare.wire_types import unknown_type
 
 
 class HarmoFLExecutor(Executor):
@@ -50,9 +53,24 @@ class HarmoFLExecutor(Executor):
         if task_name not in (AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
-            return self._perform(task_name, shareable, fl_ctx, abort_signal)
+            answer = self._perform(task_name, shareable, fl_ctx, abort_signal)
+            if problem := unknown_type(answer):
+                raise MessageError(f"the answer cannot be sent: {problem}")
+            return answer
         except Exception as error:
             return self._explain(error, task_name, fl_ctx)
+
+    def handle_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Look at an answer once more when the site's filters and any other executor have had their say."""
+        super().handle_event(event_type, fl_ctx)
+        answer = fl_ctx.get_prop(FLContextKey.TASK_RESULT) if event_type == EventType.AFTER_TASK_RESULT_FILTER else None
+        if not isinstance(answer, Shareable) or not (problem := unknown_type(answer)):
+            return
+        line = f"site {fl_ctx.get_identity_name()}: the answer cannot be sent: {problem}"
+        self.log_error(fl_ctx, line)
+        # in place: FLARE sends this object
+        answer.clear()
+        answer.update(error_reply(MessageError.__name__, line))
 
     def _perform(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         # torch and MONAI are needed from here on; what only registers the executor stays quick to import
@@ -106,14 +124,17 @@ class HarmoFLExecutor(Executor):
             score = numbers["validation"]
             shown = "undefined" if score is None else f"{score:.3f}"
             loss = numbers.get("loss")
-            trained = "not trained here" if loss is None else f"loss {loss:.3f} over {numbers['steps']} steps"
+            trained = (
+                "not trained here" if loss is None else f"loss {loss:.3f} over {count_text(numbers['steps'], 'step')}"
+            )
             PROGRESS.info(
                 f"{name} round {header.round_number}: received model scores {shown} on validation, {trained}, "
                 f"{numbers['seconds']:.0f} s",
             )
         elif task_name == AMPLITUDE_TASK and result.amplitude is not None:
             measured = result.amplitude
-            PROGRESS.info(f"{name}: amplitude of {measured.images} images of {measured.patients} patients measured")
+            images, patients = count_text(measured.images, "image"), count_text(measured.patients or 0, "patient")
+            PROGRESS.info(f"{name}: amplitude of {images} of {patients} measured")
 
     def _explain(self, error: Exception, task_name: str, fl_ctx: FLContext) -> Shareable:
         """Turn an exception into a reply that may leave the site, and log the whole of it here."""

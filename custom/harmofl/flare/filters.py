@@ -48,7 +48,7 @@ class AmplitudeFilter(Filter):
         if shareable.get_return_code() != ReturnCode.OK:
             return self._only_an_error(shareable)
         scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
-        update = self._within_the_contract(shareable, scope)
+        update = self._within_the_contract(shareable, scope, fl_ctx)
         if update.amplitude is None:
             return pack_update(update)
         try:
@@ -73,15 +73,16 @@ class AmplitudeFilter(Filter):
         except MessageError as error:
             raise RefusedAnswerError(str(error)) from None
 
-    def _within_the_contract(self, shareable: Shareable, scope: Mapping[str, Any]) -> UpdateMessage:
+    def _within_the_contract(self, shareable: Shareable, scope: Mapping[str, Any], fl_ctx: FLContext) -> UpdateMessage:
+        site = fl_ctx.get_identity_name()
         try:
             update = unpack_update(shareable)
             refuse_other_names(update.numbers, allowed_names(scope))
             if _form(shareable) == _form(pack_update(update)) and _all_numeric(update):
                 return update
-            FINDINGS.warning(f"an answer holds more than the contract knows: {_form(shareable)}")
+            FINDINGS.warning(f"{site}: an answer holds more than the contract knows: {_form(shareable)}")
         except (MessageError, SiteError) as error:
-            FINDINGS.warning(f"an answer is not of the contract: {error}")
+            FINDINGS.warning(f"{site}: an answer is not of the contract: {error}")
         raise RefusedAnswerError(
             "the answer is not sent: it holds more than weight differences, an amplitude and the numbers that "
             "harmofl.flare.wire.SiteNumbers lists; harmofl.findings says what"
@@ -144,7 +145,7 @@ def require_filter(fl_ctx: FLContext) -> None:
 def _problem(statistic: AmplitudeStatistic, needed: int, noise: NoiseSettings | None) -> str | None:
     """Why an amplitude must stay at the site."""
     if statistic.patients is None or statistic.patients < needed:
-        return f"it is of {statistic.patients} training patients, {needed} are needed at this site"
+        return f"it is of {statistic.patients} training patients, {needed} needed at this site"
     if statistic.noise is not None:
         return "it claims noise that this site did not add"
     if noise is None:

@@ -9,6 +9,7 @@ from typing import Any
 
 from harmofl.core.drift import Drift, client_drift
 from harmofl.core.training import arrays_sha256
+from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.aggregator import AmplitudeGathering, contribution_weight, taken_steps
 from harmofl.flare.participant import Participant
@@ -151,8 +152,8 @@ class InProcessFederation:
             silent = ", ".join(site for site in updates if site not in gathering.sites)
             raise SiteError(
                 "amplitude",
-                f"the amplitude of {len(gathering.sites)} sites arrived, amplitude.minimum_sites is {needed} ({silent} "
-                "sent none); a site sends none of fewer training patients than amplitude.minimum_cases",
+                f"the amplitude of {count_text(len(gathering.sites), 'site')} arrived, amplitude.minimum_sites is "
+                f"{needed} ({silent} sent none); a site sends none of fewer training patients than amplitude.minimum_cases",
             )
         run.amplitude, run.amplitude_sites = gathering.result(), sorted(gathering.sites)
         run.amplitude_patients = dict(gathering.patients)

@@ -1,7 +1,7 @@
 """A site's amplitude statistic: the exact one that it uses itself, and what it sends of it."""
 
 from collections.abc import Callable, Iterator
-from logging import Logger
+from logging import Logger, LoggerAdapter
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ from torch.utils.data import Dataset, Subset
 from harmofl.core.amplitude import AmplitudeNormalization, Estimation, RunningAmplitude
 from harmofl.core.contrast import has_contrast
 from harmofl.core.gaussian_mechanism import ClippedMean, clipping_center
+from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.site import SiteConfig
 from harmofl.flare.state import SiteState
@@ -41,7 +42,7 @@ class LocalAmplitude:
         state: SiteState,
         data: SiteData,
         images: Images,
-        logger: Logger,
+        logger: Logger | LoggerAdapter[Logger],
     ) -> None:
         """Bind to a site's data; `images` gives the batches of a data set in order, on the site's device."""
         self._experiment, self._channels, self._site, self._state = experiment, channels, site, state
@@ -99,9 +100,9 @@ class LocalAmplitude:
         needed = max(self._experiment.amplitude.minimum_cases, self._site.minimum_cases)
         if patients >= needed:
             return True
-        counted = "" if images is None else f"{images} images of "
+        counted = "" if images is None else f"{count_text(images, 'image')} of "
         self._logger.warning(
-            f"amplitude not sent: {counted}{patients} training patients, {needed} are needed; "
+            f"amplitude not sent: {counted}{count_text(patients, 'training patient')}, {needed} needed; "
             "this site trains with the global one"
         )
         return False

@@ -1,7 +1,7 @@
 """What a site's network consists of: entries received and entries that stay here, across rounds and restarts."""
 
 from collections.abc import Callable
-from logging import Logger
+from logging import Logger, LoggerAdapter
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,7 @@ class LocalModel:
         begins_anew: whether the network built last has initial values where others have what they trained.
     """
 
-    def __init__(self, experiment: Experiment, state: SiteState, logger: Logger) -> None:
+    def __init__(self, experiment: Experiment, state: SiteState, logger: Logger | LoggerAdapter[Logger]) -> None:
         """Bind to a site's state; nothing is read yet."""
         self._experiment, self._state, self._logger = experiment, state, logger
         self.begins_anew = False

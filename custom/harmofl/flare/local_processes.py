@@ -170,7 +170,7 @@ def shared_round(assignment: Assignment, should_stop: Stop) -> Iterator[tuple[Pr
                 companion.end()
             torch.set_num_threads(threads)
     for finding in (finding for companion in companions for finding in companion.findings):
-        FINDINGS.warning(finding)
+        FINDINGS.warning(f"{assignment.site.name}: {finding}")
 
 
 class _FailedError(Exception):

@@ -27,6 +27,7 @@ from harmofl.core.training import (
     predict,
     seed_of,
 )
+from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.devices import (
     check_several,
@@ -40,7 +41,7 @@ from harmofl.flare.local_amplitude import BLANK_IMAGE, LocalAmplitude, build_nor
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
 from harmofl.flare.pooled_data import pooled
-from harmofl.flare.progress import FINDINGS, log_findings
+from harmofl.flare.progress import FINDINGS, SiteLogger, log_findings
 from harmofl.flare.round_start import RoundStart, failed_to_compile, round_optimizer, round_settings
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.split_memory import changed_split
@@ -78,9 +79,9 @@ class Participant:
         self._site, self._run_id = site, run_id
         self._state = SiteState(site.state_root / "state", run_id)
         self._should_stop = should_stop
-        self._logger = logger
+        self._logger = SiteLogger(logger, site.name)
         self._task = load_task(experiment)
-        self._local = LocalModel(experiment, self._state, logger)
+        self._local = LocalModel(experiment, self._state, self._logger)
         if site.threads:
             torch.set_num_threads(site.threads)
 
@@ -96,9 +97,12 @@ class Participant:
             raise SiteError("no_data", f"site {self._site.name} has no case to train on; run harmofl check at the site")
         items, patients = len(data.training), len(data.training_patients)
         if items != patients:
-            raise SiteError("patients", f"task {self._experiment.task} names {patients} patients of {items} items")
+            raise SiteError(
+                "patients",
+                f"task {self._experiment.task} names {count_text(patients, 'patient')} of {count_text(items, 'item')}",
+            )
         if changed := changed_split(self._state, data):
-            FINDINGS.warning(str(changed))
+            FINDINGS.warning(f"{self._site.name}: {changed}")
             data.findings.append(changed)
         return data
 
@@ -118,13 +122,13 @@ class Participant:
     def _log_findings(self, data: SiteData) -> None:
         """Log what was found once a run, not in every task."""
         if self._state.load_once("findings") is None:
-            log_findings(data.findings)
+            log_findings(self._site.name, data.findings)
             self._state.save_once("findings", {"count": len(data.findings)})
 
     def _log_late_findings(self) -> None:
         """Log what came up while training or scoring decoded files."""
         for finding in self.data.late_findings():
-            FINDINGS.warning(str(finding))
+            FINDINGS.warning(f"{self._site.name}: {finding}")
 
     @cached_property
     def _amplitude(self) -> LocalAmplitude:
@@ -306,7 +310,9 @@ class Participant:
         if len(self._site.devices) == 1:
             return nullcontext((ALONE, self._should_stop))
         check_several(self._site, start.network)
-        self._logger.info(f"trains in {len(self._site.devices)} processes: {', '.join(self._site.devices)}")
+        self._logger.info(
+            f"trains in {count_text(len(self._site.devices), 'process', 'processes')}: {', '.join(self._site.devices)}"
+        )
         site = replace(self._site, workers=self._workers)  # chosen by the threads of one process
         assignment = Assignment(self._experiment, site, self._run_id, self._pool, self._task, start.packed())
         return shared_round(assignment, self._should_stop)

@@ -6,7 +6,8 @@ file that no one streams, copies or reads but the site.
 """
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, MutableMapping
+from typing import Any
 
 from nvflare.fuel.utils.log_utils import ConciseLogFilter
 
@@ -39,14 +40,28 @@ def show_progress_on_console() -> None:
             handler.addFilter(_ProgressFilter())
 
 
-def log_findings(findings: Iterable[Finding]) -> None:
+class SiteLogger(logging.LoggerAdapter[logging.Logger]):
+    """A logger whose lines begin with a site's name: in a simulation all sites share one console."""
+
+    def __init__(self, logger: logging.Logger, site: str) -> None:
+        """Log to `logger` on behalf of a site."""
+        super().__init__(logger)
+        self._site = site
+
+    def process(self, msg: Any, kwargs: MutableMapping[str, Any]) -> tuple[Any, MutableMapping[str, Any]]:
+        """Put the name in front."""
+        return f"{self._site}: {msg}", kwargs
+
+
+def log_findings(site: str, findings: Iterable[Finding]) -> None:
     """Log what was found in a site's data; files with the same notice share a line."""
+    logger = SiteLogger(FINDINGS, site)
     notices: dict[str, list[str]] = {}
     for finding in findings:
         if finding.severity == "notice":
             notices.setdefault(finding.message, []).append(finding.subject)
         else:
-            FINDINGS.warning(str(finding))
+            logger.warning(str(finding))
     for message, subjects in notices.items():
         more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
-        FINDINGS.info(f"notice: {subjects[0]}{more}: {message}")
+        logger.info(f"notice: {subjects[0]}{more}: {message}")

@@ -17,7 +17,7 @@ from nvflare.apis.fl_context import FLContext
 from harmofl.core.partition import Partition, partition_of, select
 from harmofl.core.server_rules import ServerRule
 from harmofl.core.training import state_arrays
-from harmofl.data.findings import SharedFolderError
+from harmofl.data.findings import SharedFolderError, count_text
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.server_store import BEST_MODEL, checkpoint_path, lock_run, store_of
@@ -164,7 +164,7 @@ class ServerRun:
         if len(answers) >= needed:
             return ""
         missing = self.reasons([site for site in self.expected if site not in answers], "no answer")
-        return f"evaluation: {len(answers)} sites answered, {needed} are needed ({missing})"
+        return f"evaluation: answers of {count_text(len(answers), 'site')}, {needed} needed ({missing})"
 
     def count_bytes(self, site: str, sent: dict[str, int]) -> None:
         """Note the bytes of one answer, by kind, and add them to those of the whole run."""

@@ -3,7 +3,6 @@
 import json
 import os
 import shutil
-import tempfile
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +12,7 @@ import torch
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from torch import Tensor
 
+from harmofl.files import remove_leftovers, replaced_file
 from harmofl.sections import one_line, parse_json
 
 _FORMAT = 1
@@ -58,44 +58,29 @@ class StateError(RuntimeError):
 def save_atomically(content: Any, path: Path) -> None:
     """Write plain data and tensors with torch.save so that `path` holds the old or the new content, never half."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "wb") as file:
-            torch.save(content, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    remove_leftovers(path.parent, path.name)
+    with replaced_file(path) as file:
+        torch.save(content, file)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def copy_atomically(source: Path, target: Path) -> None:
     """Copy a file so that `target` holds the old or the new content, also after the machine has lost its power."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
-    try:
-        with os.fdopen(handle, "wb") as copy, source.open("rb") as original:
-            shutil.copyfileobj(original, copy)
-            copy.flush()
-            os.fsync(copy.fileno())
-        os.replace(temporary, target)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    remove_leftovers(target.parent, target.name)
+    with replaced_file(target) as copy, source.open("rb") as original:
+        shutil.copyfileobj(original, copy)
+        copy.flush()
+        os.fsync(copy.fileno())
 
 
 def write_text_atomically(text: str, path: Path) -> None:
     """Write a text file so that a reader sees the old or the new content."""
-    handle, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    remove_leftovers(path.parent, path.name)
+    with replaced_file(path, "w", encoding="utf-8") as file:
+        file.write(text)
+        os.chmod(file.fileno(), 0o644)
 
 
 def _load(path: Path) -> Any:
@@ -124,11 +109,10 @@ class SiteState:
         if not run_id.isalnum():
             raise StateError("the run id of the task is not made of letters and digits")
         self._folder = folder / run_id
+        remove_leftovers(self._folder)
 
     def save_round(self, round_number: int, content: dict[str, Any]) -> None:
         """Keep what follows from having finished `round_number`, and forget all but two generations."""
-        for leftover in self._folder.glob(".round_*"):  # of a process that was killed while it wrote
-            leftover.unlink()
         save_atomically(content, self._round_file(round_number))
         held = sorted(self._folder.glob("round_*.pt"))
         newer = [path for path in held if path > self._round_file(round_number)]

@@ -37,6 +37,7 @@ _HEADER = "harmofl.header"
 _CODE, _REASON = "harmofl.code", "harmofl.reason"
 _WEIGHTS, _BEST = "weights", "best"
 _NUMBERS = "harmofl.numbers"
+_ANSWERS = (DataKind.METRICS, DataKind.APP_DEFINED, DataKind.WEIGHT_DIFF, DataKind.WEIGHTS, DataKind.COLLECTION)
 _ERROR_FORMS = {_CODE: r"\w{1,60}", _REASON: r".{1,2000}"}  # one line
 
 
@@ -214,12 +215,20 @@ def unpack_update(shareable: Shareable) -> UpdateMessage:
         outer = from_shareable(shareable)
     except ValueError as error:
         raise MessageError(f"the answer cannot be read ({error})") from None
+    if outer.data_kind not in _ANSWERS:
+        raise MessageError(f"the answer is of kind {str(outer.data_kind)[:60]!r}, which no task of HarmoFL has")
     parts = _parts(shareable)
     weights = parts.get(_WEIGHTS)
     if weights is not None and weights.data_kind != DataKind.WEIGHT_DIFF:
         raise MessageError(f"the answer holds {weights.data_kind}, not weight differences")
-    numbers = _check_numbers(outer.get_meta_prop(_NUMBERS) or {})
     amplitude = read_amplitude(parts.get(AMPLITUDE), of_site=True)
+    told = outer.get_meta_prop(_NUMBERS)
+    if told is None:
+        raise MessageError(
+            f"the answer carries no numbers ({_NUMBERS} in its meta); site and server need the same harmofl version, "
+            "and the site's filters must leave them in"
+        )
+    numbers = _check_numbers(told)
     return UpdateMessage(weights.data if weights else None, amplitude, numbers)
 
 

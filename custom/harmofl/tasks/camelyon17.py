@@ -13,7 +13,7 @@ from torch.utils.data import Subset
 from harmofl.core.classification import accuracy_by_group, binary_scores, predicted_labels
 from harmofl.core.clustered import numbered
 from harmofl.core.training import batches
-from harmofl.data.findings import DataRootError, Finding
+from harmofl.data.findings import DataRootError, Finding, count_text
 from harmofl.data.layout import named_folder
 from harmofl.data.patch_index import METADATA, PatchIndex, read_index
 from harmofl.data.patches import LABELS, Patches, PatchSplit, Rows, split_by_slide, split_patches_as_published
@@ -166,8 +166,10 @@ class Camelyon17Task:
         return FolderReport(
             columns=("center", "label", "split in the file", "patches"),
             rows=tuple(rows),
-            summary=f"{len(index)} patches on {len(set(index.slide.tolist()))} slides of "
-            f"{len(set(index.patient.tolist()))} patients: {len(split.train)} training, {len(split.val)} validation, "
+            summary=f"{count_text(len(index), 'patch', 'patches')} on "
+            f"{count_text(len(set(index.slide.tolist())), 'slide')} of "
+            f"{count_text(len(set(index.patient.tolist())), 'patient')}: {len(split.train)} training, "
+            f"{len(split.val)} validation, "
             f"{len(split.test)} test",
             findings=tuple(findings),
             training_images=len(split.train),

@@ -11,7 +11,7 @@ from pydantic import Field, ValidationInfo, field_validator
 from harmofl.core.clustered import numbered
 from harmofl.core.losses import DiceLossIgnoring
 from harmofl.core.scores import image_dice, predicted_classes, summarize
-from harmofl.data.findings import Finding
+from harmofl.data.findings import Finding, count_text
 from harmofl.data.imagescope import CELL_TYPES, IGNORED, NUCLEUS
 from harmofl.data.nuclei import NucleiImage, read_nuclei, read_site_images, split_images
 from harmofl.data.nuclei_cache import NucleiCache
@@ -143,9 +143,10 @@ class NucleiTask:
         return FolderReport(
             columns=("image", "patient", "columns x rows", "nuclei %", "ignored %", "split"),
             rows=tuple(_row(image, parts[image.name]) for image in images),
-            summary=f"{len(images)} images of {len({image.patient for image in images})} patients: "
+            summary=f"{count_text(len(images), 'image')} of "
+            f"{count_text(len({image.patient for image in images}), 'patient')}: "
             f"{len(split['train'])} training, {len(split['val'])} validation, {len(split['test'])} test; "
-            f"{len(NucleiTiles(images, size))} tiles of {size} x {size}",
+            f"{count_text(len(NucleiTiles(images, size)), 'tile')} of {size} x {size}",
             findings=(*findings, *more),
             training_images=len(NucleiTiles(split["train"], size)),
             validation_images=len(NucleiTiles(split["val"], size)),

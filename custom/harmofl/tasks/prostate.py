@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from harmofl.core.clustered import numbered
 from harmofl.core.scores import case_dice, predicted_classes, published_dice, summarize
+from harmofl.data.findings import count_text
 from harmofl.data.layout import find_cases, site_folder
 from harmofl.data.scanners import SCANNERS
 from harmofl.data.splits import Split, split_cases, split_slices_as_published
@@ -258,7 +259,8 @@ def _folder_report(report: "SiteReport", experiment: "Experiment") -> FolderRepo
     return FolderReport(
         columns=_COLUMNS,
         rows=tuple(_row(case, parts[case.name]) for case in report.cases),
-        summary=f"{len(report.cases)} cases: {'' if by_slices else by_case}{report.slices} slices, "
+        summary=f"{count_text(len(report.cases), 'case')}: {'' if by_slices else by_case}"
+        f"{count_text(report.slices, 'slice')}, "
         f"{report.foreground_slices} with prostate",
         findings=tuple(findings),
         training_images=training,

@@ -44,7 +44,7 @@ def test_a_wrong_command_line_ends_with_2(arguments: list[str], capsys: pytest.C
         (["--set", "training.local_epoch=2"], "did you mean 'training.local_epochs'?"),
         (["--set", "federation.minimum_sites=3"], "--set federation.minimum_sites=2"),
         (["--threads", "3"], "at most 2"),
-        (["--workspace", "has blank"], "blanks"),
+        (["--workspace", "has blank"], "with a blank"),
         (["--workspace", "."], "no simulator workspace"),
     ],
 )

@@ -1,7 +1,6 @@
 """`harmofl evaluate` over a hospital's folder, for every task."""
 
 import csv
-import json
 import shutil
 from pathlib import Path
 
@@ -184,6 +183,23 @@ def test_too_many_unreadable_patches_are_told(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("left", ["no case", "no score"])
+def test_nothing_scored_leaves_no_result(
+    prostate_model: ModelOfTask, copied: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], left: str
+) -> None:
+    for path in copied.glob("*_segmentation.nii.gz"):
+        if left == "no case":
+            path.unlink()
+        else:  # masks without prostate: Dice is undefined for every case
+            held = nibabel.load(path)
+            nibabel.save(nibabel.Nifti1Image(np.zeros(held.shape, np.uint8), held.affine, held.header), path)
+    arguments = ["evaluate", "--model", str(prostate_model.path), str(copied), "-o", str(tmp_path / "out")]
+    assert main(arguments) == 1
+    told = capsys.readouterr().out.splitlines()[-1]
+    assert told == f"error: nothing in {copied} could be scored, so evaluation.json is not written"
+    assert not (tmp_path / "out").exists()
+
+
 def test_mistakes_are_refused(prostate_model: ModelOfTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["evaluate", "--model", str(prostate_model.path)]
     assert main([*command, str(tmp_path / "gone")]) == 2
@@ -194,7 +210,7 @@ def test_mistakes_are_refused(prostate_model: ModelOfTask, tmp_path: Path, capsy
     empty = tmp_path / "empty"
     empty.mkdir()
     assert main([*command, str(empty), "-o", str(tmp_path / "out")]) == 1
-    assert "no_cases" in json.loads((tmp_path / "out" / "evaluation.json").read_text())["skipped"]
+    assert "could be scored" in capsys.readouterr().out and not (tmp_path / "out").exists()
     assert main([*command, str(empty), "--site", "UCL", "-o", str(tmp_path / "two")]) == 2
     assert "no data for site UCL" in capsys.readouterr().err
 

@@ -150,7 +150,7 @@ def test_findings_in_the_data_are_errors(site: Path, job: Path, lines: Lines, si
     set_privacy(site, data_root=str(root))
     first, second = lines(site, job)
     assert first.startswith("error: Case01.nii.gz: the image has no mask; add Case01_segmentation.nii.gz")
-    assert "2 patients are too few for training, validation and test" in second
+    assert "2 patients cannot be training, validation and test" in second
     assert any("2 errors" in line and "harmofl check" in line for line in lines(site, job, state="note"))
 
 

@@ -1,30 +1,25 @@
 """`harmofl report`: which folders it takes, what it adds where the data lies, and that it changes no result."""
 
+import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from harmofl.app.cli import main
 from harmofl.app.examples import collect_examples
-from harmofl.app.job import read_job
-from harmofl.evidence.results import FORMAT, Results
+from harmofl.evidence.results import Results
 from harmofl.flare.server_run import BEST_MODEL
-from harmofl.flare.state import Checkpoint
-from harmofl.job_folder import sha256
-from harmofl.tasks import untrained_network
+from harmofl.tasks import SiteData
+from harmofl.tasks.prostate import ProstateTask
 from tests.small_job import SITES
+from tests.unit.app.finished_run import write_run
 
 FOLDERS = ("", "run", "app_server", "workspace/app_server", "server/simulate_job/app_server")
 MakeRun = Callable[..., Path]
-
-
-def score(per_case: list[float]) -> dict[str, Any]:
-    mean = sum(per_case) / len(per_case) if per_case else None
-    return {"mean": mean, "low": None, "high": None, "n": len(per_case), "undefined": 0, "per_case": per_case}
 
 
 @pytest.fixture
@@ -32,41 +27,7 @@ def make_run(job: Path, tmp_path: Path) -> MakeRun:
     """A finished run of the small job with an untrained best model, in a folder of the given form."""
 
     def make(form: str = "", *, demo: bool = False, name: str = "run", **changes: Any) -> Path:
-        folder = tmp_path / name / form
-        folder.mkdir(parents=True)
-        experiment = read_job(job, []).resolve(demo=demo)
-        held = experiment.model_dump(mode="json")
-        Checkpoint(
-            model=untrained_network(experiment).state_dict(),
-            experiment=held,
-            experiment_hash=experiment.hash,
-            run_id="0123abcd",
-            next_round=1,
-            amplitude=torch.zeros(3, 11),
-            amplitude_images=9,
-            amplitude_sites=SITES,
-            record={},
-        ).save(folder / BEST_MODEL)
-        told: dict[str, Any] = {"cases_used": {}, "cases_skipped": {}, "validation": None, "bytes_sent": {}}
-        told |= {"test": {"dice": score([0.5])}, "test_final_model": {}, "rounds_accepted": 1}
-        told |= {"amplitude_sent": True, "amplitude_noise": None}
-        content = {"format": FORMAT, "experiment": held, "experiment_hash": experiment.hash, "run_id": "0123abcd"}
-        content |= {
-            "method": "harmofl",
-            "demo": demo,
-            "seed": 0,
-            "rounds": 1,
-            "best_round": 0,
-            "best_reason": "only one",
-        }
-        content |= {"key_score": "dice", "score_note": "Dice", "sites": dict.fromkeys(SITES, told)}
-        content |= {"mean_over_sites": {"dice": 0.5}, "mean_over_sites_final_model": {"dice": 0.5}, "worst_site": None}
-        content |= {"sites_expected": list(SITES), "sites_accepted": [list(SITES)], "sites_without_test": []}
-        content |= {"warnings": [], "amplitude": None, "privacy": "none", "versions": {}, "seconds": 1.0}
-        content |= {"model_sha256": {BEST_MODEL: sha256(folder / BEST_MODEL)}} | changes
-        (folder / "results.json").write_text(json.dumps(content))
-        (folder / "round_metrics.jsonl").write_text("")
-        return folder
+        return write_run(tmp_path / name / form, job, demo=demo, **changes)
 
     return make
 
@@ -172,6 +133,30 @@ def test_a_folder_without_any_site_fails(make_run: MakeRun, tmp_path: Path, caps
     (tmp_path / "empty").mkdir()
     assert main(["report", str(make_run()), "--data", str(tmp_path / "empty")]) == 1
     assert "failed: no data for site" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("left", ["damaged", "empty", "none to train on"])
+def test_a_site_without_a_usable_case_is_named_and_left_out(
+    make_run: MakeRun, sites_root: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, left: str
+) -> None:
+    folder = make_run()
+    root = Path(shutil.copytree(sites_root, folder.parent / "root"))
+    for path in (root / "HK").glob("*.nii.gz") if left != "none to train on" else ():
+        path.unlink() if left == "empty" else path.write_bytes(b"damaged")
+    if left == "none to train on":  # without a training case a site has no profile
+        opened = ProstateTask.open_site
+
+        def untrained(self: ProstateTask, place: Path, site: str, *more: Any) -> SiteData:
+            data = opened(self, place, site, *more)
+            return dataclasses.replace(data, training=[]) if site == "HK" else data
+
+        monkeypatch.setattr(ProstateTask, "open_site", untrained)
+    assert main(["report", str(folder), "--data", str(root)]) == 1
+    told = capsys.readouterr()
+    assert told.err == "" and told.out.count(f"no pictures of site HK: {root / 'HK'} holds no ") == 1
+    page = (folder / "report.html").read_text()
+    assert page.count('<img src="data:image/png') == 1 and "<h3>HK</h3>" in page
+    assert "No pictures: the data that lies here cannot be used." in page and str(root) not in page
 
 
 def test_the_demo_is_drawn_from_data_made_again(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:

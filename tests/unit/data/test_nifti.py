@@ -64,7 +64,7 @@ def test_missing_empty_and_foreign_files(tmp_path: Path) -> None:
         "zero.nii.gz": (b"", "empty_file"),
         "nothing.nii.gz": (gzip.compress(b""), "not_an_image"),
         "plain.nii.gz": (b"plain text", "not_gzip"),
-        "text.nii": (b"plain text", "not_an_image"),
+        "text.nii": (b"plain text", "not_nifti"),
         "noise.nii": (bytes(range(256)) * 4, "not_an_image"),
         "series.nii": (bytes(128) + b"DICM" + bytes(400), "dicom"),
     }

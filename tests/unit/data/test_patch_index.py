@@ -62,8 +62,37 @@ def test_a_missing_file_or_column_is_named(tmp_path):
     assert "line 1: no column slide, center, split" in message_of(folder)
     (tmp_path / "metadata.csv").write_bytes(b"")
     assert "line 1: no column patient" in message_of(folder)
-    (tmp_path / "metadata.csv").write_bytes(b"\xff\xfe\x00\x00")
+    (tmp_path / "metadata.csv").write_bytes(b"\xff\xff\x00\x00")
     assert "no UTF-8 text" in message_of(folder)
+
+
+@pytest.mark.parametrize(("mark", "name"), [(";", "semicolons"), ("\t", "tabs"), ("|", "bars")])
+def test_another_separator_is_said_to_be_that(tmp_path, mark, name):
+    path = write_index(tmp_path, row(0), row(1)) / "metadata.csv"
+    path.write_text(path.read_text().replace(",", mark))
+    told = f"metadata.csv, line 1: columns are separated by {name}; export it with commas"
+    assert message_of(tmp_path) == told
+    # as a spreadsheet writes it, with quotes and a byte order mark
+    path.write_text("\ufeff" + path.read_text().replace(mark, f'"{mark}"'), encoding="utf-8")
+    assert message_of(tmp_path) == told
+
+
+def test_a_byte_order_mark_is_no_mistake(tmp_path):
+    path = write_index(tmp_path, row(0)) / "metadata.csv"
+    path.write_text(path.read_text(), encoding="utf-8-sig")
+    assert len(read_index(tmp_path, [0])) == 1
+
+
+@pytest.mark.parametrize("encoding", ["utf-16", "utf-16-le", "utf-16-be"])
+def test_utf_16_is_said_to_be_that(tmp_path, encoding):
+    path = write_index(tmp_path, row(0)) / "metadata.csv"
+    path.write_text(path.read_text(), encoding=encoding)
+    assert message_of(tmp_path).endswith("metadata.csv: the text is UTF-16; save it as UTF-8")
+
+
+def test_a_comma_inside_a_number_is_pointed_at(tmp_path):
+    folder = write_index(tmp_path, row(0).replace(",0,", ",0,0,", 1))
+    assert "10 columns instead of 9 (a comma inside a number counts as one more)" in message_of(folder)
 
 
 @pytest.mark.parametrize(

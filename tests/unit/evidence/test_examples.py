@@ -35,8 +35,8 @@ def test_best_median_and_worst(scores, shown):
         ([0.5, 0.7], [0.5, 0.7], ""),
         ([0.51, 0.7], [0.5, 0.7], ""),  # another device
         ([0.5, nan], [0.5, None], ""),
-        ([0.6, 0.7], [0.5, 0.7], "1 of 2 cases score otherwise than in the run (0.600 for 0.500)"),
-        ([nan, 0.7], [0.5, 0.7], "1 of 2 cases score otherwise"),
+        ([0.6, 0.7], [0.5, 0.7], "of 2 cases 1 with another score than in the run (0.600 for 0.500)"),
+        ([nan, 0.7], [0.5, 0.7], "of 2 cases 1 with another score"),
         ([0.5], [0.5, 0.7], "the run tested 2 cases here, this folder gives 1"),
         ([0.5], [], ""),  # scored over all images together
     ],

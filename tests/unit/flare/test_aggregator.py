@@ -89,11 +89,30 @@ def test_a10_an_unknown_site_is_refused(healthy, answer, site, shown):
     assert "not a site of this job" in refused(aggregator, run, context, answer(site, difference(9.0)), shown)
 
 
-@pytest.mark.parametrize("sha256", ["0" * 64, ...])
-def test_a10_an_answer_to_another_model_is_refused(healthy, answer, sha256):
+def test_a10_an_answer_to_another_model_is_refused(healthy, answer):
     aggregator, run, context = healthy()
-    sent = answer("B", difference(9.0), received_sha256=sha256)
+    sent = answer("B", difference(9.0), received_sha256="0" * 64)
     assert "did not train the model" in refused(aggregator, run, context, sent)
+
+
+def test_an_answer_that_lacks_numbers_is_not_said_to_be_of_another_model(healthy, answer, wire):
+    aggregator, run, context = healthy()
+    sent = answer("B", difference(9.0), received_sha256=...)
+    assert "does not say which model the site received" in refused(aggregator, run, context, sent)
+    run.refused.clear()
+    without = wire(DXO(DataKind.WEIGHT_DIFF, data=difference(9.0)).to_shareable())
+    without.add_cookie(AppConstants.CONTRIBUTION_ROUND, 4)
+    without.set_peer_props({ReservedKey.IDENTITY_NAME: "B"})
+    assert "carries no numbers (harmofl.numbers in its meta)" in refused(aggregator, run, context, without)
+
+
+@pytest.mark.parametrize("kind", [DataKind.ANALYTIC, "PICTURES"])
+def test_an_answer_of_another_kind_is_refused_by_that_kind(healthy, wire, kind):
+    aggregator, run, context = healthy()
+    sent = wire(DXO(kind, data=difference(9.0), meta={"harmofl.numbers": {}}).to_shareable())
+    sent.add_cookie(AppConstants.CONTRIBUTION_ROUND, 4)
+    sent.set_peer_props({ReservedKey.IDENTITY_NAME: "B"})
+    assert refused(aggregator, run, context, sent) == f"the answer is of kind '{kind}', which no task of HarmoFL has"
 
 
 def test_a10_a_refused_site_may_answer_again(healthy, answer):

@@ -158,7 +158,7 @@ def test_four_patients_are_too_few(
     local, _ = make(images, patients=[*PATIENTS[:6], "d", *PATIENTS[7:]], clip=clip)
     assert local.before_training() is None
     counted = "9 images of " if clip is None else ""
-    assert f"amplitude not sent: {counted}4 training patients, 5 are needed" in caplog.text
+    assert f"amplitude not sent: {counted}4 training patients, 5 needed" in caplog.text
     assert local.own_profile().shape == (3, 11)
 
 

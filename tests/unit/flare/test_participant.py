@@ -28,6 +28,7 @@ from harmofl.data.findings import Finding
 from harmofl.data.synthetic import write_prostate_site
 from harmofl.experiment import Experiment, set_key
 from harmofl.flare.participant import Participant
+from harmofl.flare.progress import log_findings
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.wire import Arrays, ModelMessage
 from harmofl.tasks import resolve_experiment, untrained_network
@@ -175,6 +176,22 @@ def test_cases_that_come_during_a_run_are_a_warning(
     assert "the cases are not those that this run began with" in caplog.text
     other_run = make(experiment, data_root=root, state_root=tmp_path / "other_run")
     assert other_run.estimate_amplitude().numbers["warnings"] == {}
+
+
+def test_every_line_of_a_site_names_it(experiment: Experiment, make: Any, caplog: pytest.LogCaptureFixture) -> None:
+    # all sites of a simulation share one console
+    caplog.set_level(logging.INFO)
+    participant = make(experiment)
+    participant.data.findings.extend(Finding(kind, "a", "Case07", "left") for kind in ("warning", "notice"))
+    log_findings("HK", participant.data.findings)
+    late = replace(participant.data, late_findings=lambda: [Finding("error", "b", "Case08", "gone")])
+    vars(participant)["data"] = late
+    message = ModelMessage(weights_of(experiment), participant.estimate_amplitude().amplitude)
+    participant.train(5, message)
+    lines = [record.getMessage() for record in caplog.records if record.name in ("HK", "harmofl.findings")]
+    for part in ("warning: Case07: left", "error: Case08: gone", "notice: ", "moments start anew"):
+        assert [line for line in lines if part in line], part
+    assert [line for line in lines if not line.startswith("HK: ")] == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

@@ -159,7 +159,7 @@ def test_too_few_answers_are_a_failure_that_the_report_says_first(run, numbers):
     failure = run.shortfall(answers)
     # two sites are needed
     assert failure == (
-        "evaluation: 1 sites answered, 2 are needed (B: internal_error: site B failed in evaluate; "
+        "evaluation: answers of 1 site, 2 needed (B: internal_error: site B failed in evaluate; "
         "C: entry w holds values that are not finite)"
     )
     assert run.shortfall({"A": {}, "B": {}}) == ""
