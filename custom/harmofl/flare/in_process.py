@@ -153,7 +153,8 @@ class InProcessFederation:
             raise SiteError(
                 "amplitude",
                 f"the amplitude of {count_text(len(gathering.sites), 'site')} arrived, amplitude.minimum_sites is "
-                f"{needed} ({silent} sent none); a site sends none of fewer training patients than amplitude.minimum_cases",
+                f"{needed} ({silent} sent none); a site sends none of fewer training patients than "
+                "amplitude.minimum_cases",
             )
         run.amplitude, run.amplitude_sites = gathering.result(), sorted(gathering.sites)
         run.amplitude_patients = dict(gathering.patients)
