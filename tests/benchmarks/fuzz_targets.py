@@ -214,7 +214,7 @@ def _job_folders(folder: Path) -> Target:
             shutil.copyfile(path, folder / "job" / "meta.json")
             read_job(folder / "job", [])
         else:
-            _check_components(path)
+            _check_components(path, "workflows" if b'"workflows"' in path.read_bytes() else "executors")
 
     files = ("meta.json", "app/config/config_fed_client.json", "app/config/config_fed_server.json")
     seeds = [(".json", (JOBS / "harmofl_prostate" / name).read_bytes()) for name in files]

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import logging
 import re
 import shlex
 import shutil
@@ -99,8 +100,7 @@ def test_images_go_through_the_steps_of_a_run(job: Path, tmp_path: Path) -> None
     profiles = {}
     for site in SITES:
         config = SiteConfig(site, True, data_root=root, state_root=tmp_path / site, device="cpu", minimum_cases=1)
-        silent: Any = type("Log", (), {"info": print, "warning": print})
-        update = Participant(experiment, config, "run", lambda: False, silent).estimate_amplitude()
+        update = Participant(experiment, config, "run", lambda: False, logging.getLogger(site)).estimate_amplitude()
         assert update.amplitude is not None
         profiles[site] = update.amplitude.values.astype(np.float64)
     target = torch.from_numpy(np.mean(list(profiles.values()), axis=0))

@@ -32,7 +32,7 @@ def test_predict_names_image_and_model(model: ModelOfTask, tmp_path: Path, capsy
     assert main(["predict", "--model", str(path), str(image), "-o", str(tmp_path / "out")]) == 1
     told = capsys.readouterr().out
     assert f"error: {image.name}: broken.pt cannot be applied: the model's output is not finite for" in told
-    assert "0 of 1 images predicted" in told
+    assert "0 of 1 image predicted" in told
     assert list((tmp_path / "out").iterdir()) == []
 
 

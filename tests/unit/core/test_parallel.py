@@ -69,18 +69,19 @@ class Counted(TensorDataset):
 
 @pytest.mark.parametrize("workers", [0, 1, 2])
 def test_processes_decode_their_images_of_the_batches_of_one(workers: int) -> None:
-    def seen(group: ProcessGroup, workers: int) -> list[tuple[Tensor, Tensor, int]]:
+    def seen(group: ProcessGroup, workers: int) -> list[tuple[Tensor, Tensor, int, Tensor]]:
         settings = RoundSettings(4, 2, "flip_rotate", None, "float32", workers)
         return list(_augmented_batches(data, settings, 4, torch.device("cpu"), group))
 
     images = torch.rand(10, 1, 4, 4, generator=torch.Generator().manual_seed(0))
     data = Counted(images, torch.arange(10))
     whole = seen(ALONE, 0)
-    assert [count for *_, count in whole] == [4, 4, 2, 4, 4, 2]
+    assert [count for _, _, count, _ in whole] == [4, 4, 2, 4, 4, 2]
     for group in groups(2):
         data.asked.clear()
-        for (images, targets, own_count), (of_all, labels, count) in zip(seen(group, workers), whole, strict=True):
-            rows = group.rows(count)
+        for own, (of_all, labels, count, items) in zip(seen(group, workers), whole, strict=True):
+            (images, targets, own_count, own_items), rows = own, group.rows(count)
+            assert torch.equal(own_items, items[rows])
             assert own_count == count and torch.equal(targets, labels[rows]) and torch.equal(images, of_all[rows])
         if workers == 0:
             assert len(data.asked) == 2 * 5, "no image of the other process"

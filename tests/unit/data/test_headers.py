@@ -9,7 +9,7 @@ import nibabel
 import numpy as np
 import pytest
 
-from harmofl.data import nifti
+from harmofl.data.file_kinds import LOOK
 from harmofl.data.findings import CaseError, Finding
 from harmofl.data.nifti import MOST_BEHIND, MOST_SLICES, MOST_VOXELS, read_scan
 from harmofl.data.nifti_masks import write_labels, wrote_labels
@@ -168,12 +168,27 @@ def test_extensions_that_reach_into_the_voxels_are_refused(tmp_path: Path, size:
     assert refused(path).code == "bad_header"
 
 
+def count_reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Bytes that each read of a gzip stream gives from now on."""
+    read_bytes: list[int] = []
+
+    class Counting(gzip.GzipFile):
+        def read(self, size: int | None = -1) -> bytes:
+            content = super().read(size)
+            read_bytes.append(len(content))
+            return content
+
+    monkeypatch.setattr(gzip, "open", Counting)
+    return read_bytes
+
+
 def test_a_file_of_many_voxels_is_refused_by_its_header(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """8 MB of zeros in gzip are 8 GB in memory; the header is read, nothing else."""
-    monkeypatch.setattr(gzip, "open", None)
+    read_bytes = count_reads(monkeypatch)
     sizes = [3, 1024, 1024, MOST_VOXELS // 1024**2 + 1, 1, 1, 1, 1]
     finding = refused(raw_nifti(tmp_path / "large.nii.gz", VOXELS, sform=LPS, dim=sizes))
     assert finding.code == "too_large" and "1024x1024x123 voxels, more than 128 million" in finding.message
+    assert read_bytes == [LOOK]  # to see what kind of file it is
     thin = [3, 2, 2, MOST_SLICES + 1, 1, 1, 1, 1]
     assert refused(raw_nifti(tmp_path / "thin.nii.gz", VOXELS, sform=LPS, dim=thin)).code == "too_large"
     vast = [3, 2**40, 2**40, 2**40, 1, 1, 1, 1]
@@ -184,17 +199,10 @@ def test_a_file_of_many_voxels_is_refused_by_its_header(tmp_path: Path, monkeypa
 def test_a_stream_that_goes_on_is_not_read_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """64 MB of zeros behind a volume of 4 kB: a gzip bomb in a file that says to be small."""
     path = raw_nifti(tmp_path / "bomb.nii.gz", VOXELS, sform=LPS, behind=bytes(1 << 26))
-    read_bytes = []
-
-    class Counting(gzip.GzipFile):
-        def read(self, size: int | None = -1) -> bytes:
-            content = super().read(size)
-            read_bytes.append(len(content))
-            return content
-
-    monkeypatch.setattr(nifti.gzip, "open", Counting)
+    read_bytes = count_reads(monkeypatch)
     assert refused(path).code == "bad_header"
-    assert sum(read_bytes) == 352 + 2 * VOXELS.size + MOST_BEHIND + 1
+    # what kind of file it is; then header, voxels and what may follow them
+    assert sum(read_bytes) == LOOK + 352 + 2 * VOXELS.size + MOST_BEHIND + 1
 
 
 def test_writing_and_recognizing_masks_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -25,10 +25,10 @@ def full_page(results, rounds, tmp_path: Path) -> Path:
     held.sites[LONG] = held.sites["HEALTHY"].model_copy(update={"data_warnings": {"implausible_spacing": 12}})
     held.warnings = ["no test score from EMPTY, SILENT", f"careful with {LONG}"]
     differences = (
-        Difference(LONG, 0.6, 0.7, -0.1, -0.3, 0.1, 5, True),
-        Difference("B", 0.8, 0.7, 0.1, 0.0, 0.2, 5, True),
+        Difference(LONG, 0.6, 0.7, -0.1, -0.3, 0.1, "", 5, "5 cases"),
+        Difference("B", 0.8, 0.7, 0.1, 0.0, 0.2, "", 5, "5 cases"),
     )
-    over = Difference("mean over sites", 0.7, 0.7, 0.0, -0.9, 0.9, 2, True)
+    over = Difference("mean over sites", 0.7, 0.7, 0.0, -0.9, 0.9, "", 2, "2 sites")
     mask = np.zeros((64, 64), bool)
     mask[20:40, 20:40] = True
     shown = Illustration(np.random.default_rng(0).random((64, 64)), 0.75, "slice 3 of 9", mask, np.roll(mask, 4))

@@ -13,7 +13,7 @@ from harmofl.flare.state import Checkpoint
 def test_a29_a_run_of_one_round_leaves_a_best_and_a_final_model(make_run, weights) -> None:
     """What the only round made is scored at the end, and nowhere else."""
     run = make_run({"federation.rounds": 1})
-    save_at_the_end(weights, run, 0.4, 1)
+    save_at_the_end(weights, run, {"A": 0.4}, 1)
     assert (run.best_round, run.best_score) == (0, 0.4)
     best, final = (Checkpoint.load(run.folder / name) for name in (BEST_MODEL, FINAL_MODEL))
     assert best.next_round == final.next_round == 1
@@ -27,6 +27,7 @@ def test_a29_one_site_without_a_finite_score_does_not_hide_the_best_round(make_r
         run.numbers[site] = dict(numbers) | {"validation": told}
     record = close_round(run, 0, ["A", "B", "C"])
     # (0.5 + 0.75) / 2
-    assert record.validation_mean == 0.625 == mean_validation({"A": 0.5, "B": 0.75, "C": score})
-    save_at_the_end(weights, run, record.validation_mean, 1)
+    told_by_site = {"A": 0.5, "B": 0.75, "C": score}
+    assert record.validation_mean == 0.625 == mean_validation(told_by_site)
+    save_at_the_end(weights, run, told_by_site, 1)
     assert (run.folder / BEST_MODEL).is_file()

@@ -260,7 +260,7 @@ def test_a_patient_without_contrast_is_not_behind_the_statistic(
     local, experiment = make(images)
     assert local.before_training() is None and local.blank_images == 1
     images_left = 8 if len(channels) == 3 else 9
-    assert f"amplitude not sent: {images_left} images of 4 training patients, 5 are needed" in caplog.text
+    assert f"amplitude not sent: {images_left} images of 4 training patients, 5 needed" in caplog.text
     assert "1 training images have no contrast in a channel" in caplog.text
     exact = statistics(images, experiment)
     expected = exact.mean(0)

@@ -90,7 +90,7 @@ def test_c10_a_site_validates_and_tests_with_its_own_layers(start: Start) -> Non
     own = {name: value.numpy() for name, value in local_of(toy, "HK", "round_000001.pt").items()}
     load_arrays(network, {**own, **toy.weights})
     normalization = participant._normalization(None)
-    expected = participant._evaluate(participant._placed(network), normalization, participant.data.test)
+    expected = participant._evaluate(participant._placed(network), normalization, "test", "the model")
     scored = toy.site("HK").evaluate(ModelMessage(toy.weights))
     np.testing.assert_equal(scored.numbers["test"]["final"], expected.scores)
     loaded = LocalModel(toy.experiment, participant._state, logging.getLogger("HK")).before_round(toy.weights, 2)
@@ -250,7 +250,7 @@ def test_nothing_is_kept_where_nothing_is_local(start: Start) -> None:
     toy.run.best_round = 0
     toy.rounds(2)
     files = sorted(path.name for path in (toy.folder / "HK" / "state" / "toy").iterdir())
-    assert files == ["findings.pt", "round_000000.pt", "round_000001.pt"]
+    assert files == ["findings.pt", "round_000000.pt", "round_000001.pt", "split.pt"]
     assert toy.state("HK", "round_000001.pt")["local"] == {}
 
 

@@ -135,7 +135,8 @@ def test_cases_of_one_patient_count_once(written: dict[str, Any], make: Any) -> 
 
 
 def test_a_first_batch_smaller_than_the_sites_minimum_stays_at_the_site(written: dict[str, Any], make: Any) -> None:
-    changes = {"amplitude.preset": "as_published", "training.batch_size": 2, "amplitude.minimum_cases": 2}
+    # with seed 1 the first two images are of two patients
+    changes = {"seed": 1, "amplitude.preset": "as_published", "training.batch_size": 2, "amplitude.minimum_cases": 2}
     for key, value in changes.items():
         set_key(written, key, value)
     experiment = resolve_experiment(written)
@@ -300,7 +301,7 @@ class Numbers(Dataset[tuple[Tensor, Tensor]]):
         return torch.zeros(1, 2, 2), torch.tensor(index)
 
 
-@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("seed", [0, 4, 7])
 def test_a_first_batch_counts_the_patients_whose_images_it_holds(written: dict[str, Any], make: Any, seed: int) -> None:
     changes = {
         "seed": seed,
@@ -320,7 +321,7 @@ def test_a_first_batch_counts_the_patients_whose_images_it_holds(written: dict[s
     first = next(iter(_augmented_batches(numbers, how, seed_of(seed, "HK", 0), cpu, ALONE)))[1].tolist()
     patients = len({site.data.training_patients[item] for item in first})
     assert (sent.patients, sent.images) == (patients, 4)
-    # 8 cases of 4 slices: 4 images of 4 patients are rare
+    # with these seeds, 3 or 2: so that images are not taken for patients
     assert patients < 4
     assert make(experiment, minimum_cases=patients + 1).train(0, ModelMessage(weights_of(experiment))).amplitude is None
 

@@ -62,7 +62,7 @@ def test_a_silent_site_counts_as_an_answer(gather, round_needs, amplitude_needs,
 def test_too_few_amplitudes_end_the_job_and_say_who_sent_none(gather):
     run, _, (panic,) = gather({"amplitude.minimum_sites": 2}, "AC")
     assert panic.startswith(
-        "the amplitude of 1 sites arrived, amplitude.minimum_sites is 2 (A: sent none; C: sent none)"
+        "the amplitude of 1 site arrived, amplitude.minimum_sites is 2 (A: sent none; C: sent none)"
     )
     assert run.amplitude is None
 

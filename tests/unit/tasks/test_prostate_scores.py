@@ -20,11 +20,15 @@ SIZE = 8
 
 
 def scored(masked: dict[int, int], depth: int) -> ScoredVolume:
-    """A volume whose slices hold prostate on the first pixels of their first rows, so many a slice."""
+    """A volume whose slices hold prostate on the first pixels of their first rows, so many a slice.
+
+    A slice has its number as intensity, but for one pixel: what is the same everywhere holds no prostate.
+    """
     mask = np.zeros((depth, SIZE, SIZE), np.uint8)
     for index, count in masked.items():
         mask[index].flat[:count] = 1
     image = np.arange(depth, dtype=np.float32)[:, None, None] * np.ones((SIZE, SIZE), np.float32)
+    image[:, -1, -1] = 100
     return ScoredVolume(Volume("Case00", image, mask, (1.0, 1.0, 1.0), ()))
 
 
