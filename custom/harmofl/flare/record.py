@@ -171,10 +171,11 @@ def _best_reason(run: ServerRun, key: str) -> str:
     both, alone = _best_and_untrained(run), mean_validation(run.validation_of(-1))
     if run.best_score is None:
         return f"no model has a validation {key}, so the last one counts (untrained model: {score_text(alone)})"
-    untrained = f" (untrained model: {score_text(None if both is None else both[1])})"
+    untrained = score_text(None if both is None else both[1])
     return (
         f"highest mean validation {key} over sites: {score_text(run.best_score)} at {len(run.best_scores)} of "
-        f"{len(run.expected)} sites; of two models the sites that scored both decide{untrained}"
+        f"{len(run.expected)} sites (untrained model: {untrained}); two models are compared at the sites that scored "
+        "both"
     )
 
 

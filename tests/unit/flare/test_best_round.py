@@ -124,8 +124,8 @@ def test_results_name_the_rule_and_the_sites(make_run: Callable[..., ServerRun])
     told = (run.folder / "results.json").read_text()
     # the untrained model scored 0.1 at A and B
     assert (
-        '"best_reason": "highest mean validation dice over sites: 0.810 at 2 of 3 sites; of two models the sites that '
-        'scored both decide (untrained model: 0.100)"' in told
+        '"best_reason": "highest mean validation dice over sites: 0.810 at 2 of 3 sites (untrained model: 0.100); '
+        'two models are compared at the sites that scored both"' in told
     )
     assert '"best_sites": [\n    "A",\n    "B"\n  ]' in told
 

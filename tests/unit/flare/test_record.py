@@ -98,8 +98,8 @@ def test_results_hold_the_best_and_the_final_model(run, numbers):
     results, _ = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
     assert (results.best_round, results.rounds, results.method, results.demo) == (1, 3, "harmofl", False)
     assert results.best_reason == (
-        "highest mean validation dice over sites: 0.250 at 2 of 3 sites; of two models the sites that scored both "
-        "decide (untrained model: 0.250)"
+        "highest mean validation dice over sites: 0.250 at 2 of 3 sites (untrained model: 0.250); two models are "
+        "compared at the sites that scored both"
     )
     assert results.best_sites == ["A", "B"]
     # A: (0.9 + 0.7) / 2, B: (0.5 + 0.6) / 2 with one undefined, C: 0.4
