@@ -194,7 +194,9 @@ def _numbers_by_tifffile(path: Path, shape: tuple[int, int], image_name: str) ->
         if len(file.pages) > 1:
             raise several_pages(len(file.pages), path.name)
         page = file.pages.first
-        plain = page.photometric == tifffile.PHOTOMETRIC.MINISBLACK and np.dtype(page.dtype).kind in "biuf"
+        # of bits that make no type the type is None, which numpy would take for float64
+        is_numeric = page.dtype is not None and page.dtype.kind in "biuf"
+        plain = page.photometric == tifffile.PHOTOMETRIC.MINISBLACK and is_numeric
         turned = page.tags.valueof("Orientation", default=1) != 1
         if len(page.shape) != 2 or not plain or turned:
             message = f"a TIFF of {page.dtype}, shape {page.shape}, {page.photometric!s} is no picture of labels"
