@@ -187,7 +187,7 @@ def test_a_tiff_of_no_type_is_refused(tmp_path: Path, bits: int) -> None:
     """tifffile knows no type of so many bits a pixel and reads no pixel."""
     path = tmp_path / "a_mask.tif"
     tifffile.imwrite(path, drawn(1, np.int64), photometric="minisblack")
-    with tifffile.TiffFile(path, mode="r+b") as file:
+    with tifffile.TiffFile(path, mode="r+") as file:
         file.pages.first.tags["BitsPerSample"].overwrite(bits)
     assert refused(path).code in {"mask_form", "unreadable_annotation"}
 
