@@ -207,15 +207,14 @@ def _job_folders(folder: Path) -> Target:
     shutil.copytree(JOBS / "harmofl_prostate", folder / "job")
 
     def read(path: Path) -> None:
-        """As meta.json of a job, or as the configuration of its server or its sites."""
+        """As meta.json of a job, or as the configuration of its sites."""
         held = json.loads((JOBS / "harmofl_prostate" / "meta.json").read_text())
         (folder / "job" / "meta.json").write_text(json.dumps(held))
-        content = path.read_bytes()
-        if b"deploy_map" in content:
+        if b"deploy_map" in path.read_bytes():
             shutil.copyfile(path, folder / "job" / "meta.json")
             read_job(folder / "job", [])
         else:
-            _check_components(path, "workflows" if b'"workflows"' in content else "executors")
+            _check_components(path, "workflows" if b'"workflows"' in path.read_bytes() else "executors")
 
     files = ("meta.json", "app/config/config_fed_client.json", "app/config/config_fed_server.json")
     seeds = [(".json", (JOBS / "harmofl_prostate" / name).read_bytes()) for name in files]
