@@ -8,6 +8,7 @@ import threading
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 
 MOST_LETTERS = 300  # of all messages about one file
 # About the code of a library, not about a file.
@@ -62,9 +63,15 @@ def collect_messages(*loggers: str, stderr: bool = False) -> Iterator[list[str]]
         messages += [str(one.message) for one in warned if not issubclass(one.category, ABOUT_CODE)]
 
 
-def in_one_line(messages: Sequence[str]) -> str:
-    """Messages in one line of bounded length, each once, without characters that a terminal acts upon."""
-    single = [" ".join(message.split()) for message in messages]
+def in_one_line(messages: Sequence[str], path: Path, subject: str) -> str:
+    """Messages in one line of bounded length, each once, without characters that a terminal acts upon.
+
+    Args:
+        messages: of libraries about a file.
+        path: of the file; a part of it that is left when a line is cut would not be recognized any more.
+        subject: stands wherever the path stood.
+    """
+    single = [" ".join(message.replace(str(path), subject).split()) for message in messages]
     line = "; ".join(dict.fromkeys(message for message in single if message))
     printable = "".join(letter if letter.isprintable() else "?" for letter in line)
     return printable if len(printable) <= MOST_LETTERS else f"{printable[:MOST_LETTERS]} ..."

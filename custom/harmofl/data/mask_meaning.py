@@ -10,6 +10,7 @@ from harmofl.data.findings import Finding, refusal
 
 Numbers = NDArray[Any]
 LABEL_TOLERANCE = 1e-3  # distance of a label from an integer
+LARGEST_FLOAT = 2.0**53  # float64 has every whole number up to here
 # A few values between others may be labels of their own, such as one for the borders of nuclei.
 FEWEST_BETWEEN = 3
 # Of the pixels at borders. Labels of crowded, overlapping nuclei of 2 pixels reach 0.2, smooth resizing leaves 0.29.
@@ -55,7 +56,7 @@ def mask_labels(values: Numbers, subject: str, mend: str, *, classes: bool = Fal
         The labels in the shape and type of `values`; what is off a whole number by less than 0.001 is rounded.
 
     Raises:
-        CaseError: for NaN and infinity, fractions, negative numbers, and values that form ramps.
+        CaseError: for NaN and infinity, fractions, negative numbers, floats above 2^53, and values that form ramps.
     """
     labels = whole_numbers(values, subject, mend)
     check_no_ramps(labels, subject, classes=classes)
@@ -66,7 +67,7 @@ def whole_numbers(values: Numbers, subject: str, mend: str) -> Numbers:
     """Refuse what is no whole number from 0 up, the first half of `mask_labels`.
 
     Raises:
-        CaseError: for NaN and infinity, fractions and negative numbers.
+        CaseError: for NaN and infinity, fractions, negative numbers and floats above 2^53.
     """
     labels = values
     if values.dtype.kind == "f":
@@ -75,6 +76,8 @@ def whole_numbers(values: Numbers, subject: str, mend: str) -> Numbers:
         labels = np.rint(values)
         if float(np.abs(values - labels).max()) > LABEL_TOLERANCE:
             raise refusal("soft_mask", subject, "the mask holds fractions, not labels", mend)
+        if float(labels.max()) > LARGEST_FLOAT:
+            raise refusal("mask_labels", subject, f"the mask holds {labels.max():g}, which is no label", mend)
     if labels.dtype.kind in "if" and float(labels.min()) < 0:
         raise refusal("negative_label", subject, f"the mask holds negative labels ({int(labels.min())})", mend)
     return labels

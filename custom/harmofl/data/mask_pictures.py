@@ -20,6 +20,7 @@ from harmofl.data.rasters import (
     several_pages,
     upright,
 )
+from harmofl.data.whole_pictures import check_whole_page
 
 LOSSLESS = ("PNG", "TIFF")
 LOSSY = ("jpeg", "tiff_jpeg")  # compression of a TIFF file, as Pillow names it
@@ -71,11 +72,11 @@ def read_label_picture(path: Path, shape: tuple[int, int], image_name: str, *, c
     except CaseError:
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them run into
-        told = in_one_line([str(error)[:120], *said]).replace(str(path), subject)
+        told = in_one_line([str(error), *said], path, subject)
         raise refusal(
             "unreadable_annotation", subject, f"the mask cannot be read ({told})", "save it as 8-bit gray PNG"
         ) from error
-    told = in_one_line(said).replace(str(path), subject)
+    told = in_one_line(said, path, subject)
     if told:
         findings.append(Finding("notice", "decoder_message", subject, f"the decoder says: {told}"))
     for plane in planes:
@@ -194,10 +195,13 @@ def _numbers_by_tifffile(path: Path, shape: tuple[int, int], image_name: str) ->
         if len(file.pages) > 1:
             raise several_pages(len(file.pages), path.name)
         page = file.pages.first
-        plain = page.photometric == tifffile.PHOTOMETRIC.MINISBLACK and np.dtype(page.dtype).kind in "biuf"
+        # of bits that make no type the type is None, which numpy would take for float64
+        is_numeric = page.dtype is not None and page.dtype.kind in "biuf"
+        plain = page.photometric == tifffile.PHOTOMETRIC.MINISBLACK and is_numeric
         turned = page.tags.valueof("Orientation", default=1) != 1
         if len(page.shape) != 2 or not plain or turned:
             message = f"a TIFF of {page.dtype}, shape {page.shape}, {page.photometric!s} is no picture of labels"
             raise refusal("mask_form", path.name, message, SAVE_LABELS)
         _check_size((page.imagelength, page.imagewidth), shape, f"{image_name}, {path.name}")
+        check_whole_page(page)
         return np.asarray(page.asarray())

@@ -158,7 +158,7 @@ def _open_refusal(path: Path, error: BaseException, *, compressed: bool) -> Case
             return _decode_refusal(path, damage)
     cause = _cause(error)
     if cause == "HeaderDataError":
-        cause = f"{cause}: {in_one_line([str(error)])}"
+        cause = f"{cause}: {in_one_line([str(error)], path, path.name)}"
     return refusal("not_an_image", path.name, f"no image can be read from it ({cause})", COPY_AGAIN)
 
 
@@ -201,7 +201,7 @@ def _chunks(file: Path, most: int) -> Iterable[int]:
 
 
 def _messages(path: Path, messages: list[str]) -> list[Finding]:
-    told = in_one_line(messages)
+    told = in_one_line(messages, path, path.name)
     mend = "check image and mask in a viewer, or convert it again"
     return [Finding("warning", "header_repaired", path.name, f"nibabel says: {told}", mend)] if told else []
 

@@ -13,6 +13,7 @@ from harmofl.data.findings import CaseError, Finding, refusal
 from harmofl.data.jpeg_in_tiff import decode_contradicting_colors
 from harmofl.data.library_messages import collect_messages, in_one_line
 from harmofl.data.plain_png import read_plain_png
+from harmofl.data.whole_pictures import check_whole, check_whole_page
 
 FORMATS = ("PNG", "JPEG", "TIFF", "BMP", "GIF")
 MOST_PIXELS = 64_000_000  # 8,000 x 8,000; whole slides belong cut into patches
@@ -44,6 +45,7 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     * Several pages or frames: refused, but of an Aperio file (svs) the first page, its full resolution, with a notice.
     * Orientation of EXIF or TIFF: applied, with a notice.
     * More than 64 million pixels: refused before they are decoded.
+    * PNG and TIFF with fewer rows, strips or tiles than the header says: refused.
 
     Args:
         path: the file.
@@ -70,7 +72,7 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them run into
         raise _unreadable(path, subject, error, said) from error
-    told = in_one_line(said).replace(str(path), subject)
+    told = in_one_line(said, path, subject)
     if told:
         findings.append(Finding("notice", "decoder_message", subject, f"the decoder says: {told}"))
     return picture, findings
@@ -82,7 +84,7 @@ def _unreadable(path: Path, subject: str, error: Exception, said: list[str]) -> 
     kind = kind_of_file(path)
     if kind and "picture" not in kind:
         return refusal("unreadable_image", subject, f"the file is {kind}, no picture", "export it as PNG or TIFF")
-    told = in_one_line([f"{type(error).__name__}: {str(error)[:120]}", *said]).replace(str(path), subject)
+    told = in_one_line([f"{type(error).__name__}: {error}", *said], path, subject)
     return refusal("unreadable_image", subject, f"not a readable image ({told})", "copy or export it again")
 
 
@@ -103,12 +105,13 @@ def _decode(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
 
 @contextmanager
 def opened(path: Path) -> Iterator[Image.Image]:
-    """Open an image with Pillow, the checksums of a PNG file verified: its pixels decode without them, but wrongly.
+    """Open an image with Pillow, once its file is found whole: what is damaged or missing decodes too, but wrongly.
 
     Pillow gets a stream. Given a path it maps the pixels of uncompressed gray and RGBA TIFF into memory, and scrambles
     those whose orientation exchanges rows and columns (Pillow 13.0).
 
     Raises:
+        OSError: if a PNG or TIFF file holds fewer pixels than its header says.
         Exception: whatever Pillow raises; `PIL.UnidentifiedImageError` for a form that it does not know.
     """
     with path.open("rb") as stream:
@@ -117,6 +120,8 @@ def opened(path: Path) -> Iterator[Image.Image]:
                 image.verify()
         stream.seek(0)
         with Image.open(stream, formats=FORMATS) as image:
+            if image.width * image.height <= MOST_PIXELS:
+                check_whole(image, stream)
             yield image
 
 
@@ -240,10 +245,10 @@ def _tiff_by_codec(path: Path, subject: str) -> Picture:
             raise refusal("color_mode", subject, message, SAVE_AS_RGB)
         if page.tags.valueof("Orientation", default=1) != 1:
             raise refusal("color_mode", subject, "a turned TIFF of this compression is not read", SAVE_AS_RGB)
-        picture = np.ascontiguousarray(page.asarray())
-    if not picture.size:  # tifffile leaves damaged tags out, those of the size too
-        raise refusal("unreadable_image", subject, "a TIFF that does not say its size", "copy or export it again")
-    return picture
+        if not page.imagewidth * page.imagelength:  # tifffile leaves damaged tags out, those of the size too
+            raise refusal("unreadable_image", subject, "a TIFF that does not say its size", "copy or export it again")
+        check_whole_page(page)
+        return np.ascontiguousarray(page.asarray())
 
 
 def _too_large(subject: str) -> CaseError:

@@ -56,12 +56,16 @@ def headers(draw: st.DrawFn) -> dict[str, object]:
 
 
 AXIAL = np.array([[-0.5, 0, 0, 40], [0, -0.5, 0, 30], [0, 0, 3.0, -20], [0, 0, 0, 1]])
+OBLIQUE = AXIAL.copy()
+OBLIQUE[:3, :3] = euler2mat(0.11, 0.07, -0.13) @ AXIAL[:3, :3]
 
 
 @settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(header=headers(), ending=st.sampled_from((".nii", ".nii.gz")), more=st.integers(0, 2))
 @example(header={"sform": AXIAL, "pixdim": (1.0, 1.0, 1.0)}, ending=".nii", more=0)
 @example(header={"sform": AXIAL, "qform": AXIAL @ np.diag([-1.05, 1, 1, 1]), "codes": (1, 1)}, ending=".nii", more=0)
+@example(header={"sform": np.round(OBLIQUE, 3)}, ending=".nii", more=0)
+@example(header={"sform": np.round(OBLIQUE, 4)}, ending=".nii", more=0)
 def test_a_reader_has_at_a_place_the_voxel_that_nibabel_has_there(
     tmp_path: Path, header: dict[str, object], ending: str, more: int
 ) -> None:

@@ -73,8 +73,15 @@ def test_a_process_without_standard_error_reads_on(monkeypatch: pytest.MonkeyPat
 
 
 def test_one_line_of_bounded_length() -> None:
-    assert in_one_line(["a\n  b", "a b", "", "c\x1b[31m"]) == "a b; c?[31m"
-    assert len(in_one_line(["x" * 1000])) == MOST_LETTERS + len(" ...")
+    path = Path("/data/Jane Doe/a.png")
+    assert in_one_line(["a\n  b", "a b", "", "c\x1b[31m"], path, "a.png") == "a b; c?[31m"
+    assert len(in_one_line(["x" * 1000], path, "a.png")) == MOST_LETTERS + len(" ...")
+
+
+@pytest.mark.parametrize("before", [0, MOST_LETTERS - 30, MOST_LETTERS - 10, MOST_LETTERS])
+def test_no_part_of_a_path_is_left_where_a_line_is_cut(before: int) -> None:
+    path = Path("/data/Jane  Doe/a.png")
+    assert "Jane" not in in_one_line(["x" * before + f" no file {path} ", f"{path}: tag 7"], path, "a.png")
 
 
 def test_libtiff_says_nothing_without_the_name_of_the_file(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

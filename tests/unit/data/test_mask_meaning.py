@@ -141,12 +141,21 @@ def test_ramps_are_found_wherever_they_lie_in_a_large_picture() -> None:
         ([0.0, 1.002], "soft_mask"),
         ([0, -1], "negative_label"),
         ([0.0, -2.0], "negative_label"),
+        # beyond 2^53 not every whole number has a float, beyond 2^63 it has no place in int64
+        ([0.0, 1.0, 2.0**54], "mask_labels"),
+        ([0.0, 2.0**70], "mask_labels"),
+        ([0.0, np.float32(1e30)], "mask_labels"),
     ],
 )
 def test_what_is_no_whole_number_is_refused(values: list[float], code: str) -> None:
     with pytest.raises(CaseError) as caught:
         mask_labels(np.array([values]), "a_mask.tif", "save numbers")
     assert (caught.value.finding.code, caught.value.finding.mend) == (code, "save numbers")
+
+
+def test_the_largest_labels() -> None:
+    for labels in (np.array([[0, 1, 2**53]], np.float64), np.array([[0, 1, 2**64 - 1]], np.uint64)):
+        np.testing.assert_array_equal(mask_labels(labels, "a", "b"), labels)
 
 
 def test_rounding_errors_are_rounded_off() -> None:

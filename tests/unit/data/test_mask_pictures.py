@@ -182,6 +182,16 @@ def test_several_pages_of_a_type_that_pillow_does_not_know(tmp_path: Path) -> No
     assert refused(path).code == "several_pages"
 
 
+@pytest.mark.parametrize("bits", [0, 7, 65535])
+def test_a_tiff_of_no_type_is_refused(tmp_path: Path, bits: int) -> None:
+    """tifffile knows no type of so many bits a pixel and reads no pixel."""
+    path = tmp_path / "a_mask.tif"
+    tifffile.imwrite(path, drawn(1, np.int64), photometric="minisblack")
+    with tifffile.TiffFile(path, mode="r+") as file:
+        file.pages.first.tags["BitsPerSample"].overwrite(bits)
+    assert refused(path).code in {"mask_form", "unreadable_annotation"}
+
+
 @pytest.mark.parametrize("name", ["a_mask.png", "a_mask.tif"])
 def test_jpeg_by_another_name_is_refused(save: Save, name: str) -> None:
     kind = {"format": "JPEG"} if name.endswith("png") else {"compression": "jpeg"}

@@ -17,7 +17,7 @@ from harmofl.data.nuclei import (
     read_site_images,
     split_images,
 )
-from harmofl.data.rasters import ORIENTATION
+from harmofl.data.rasters import ORIENTATION, read_rgb
 
 SQUARE = "".join(f'<Vertex X="{x}" Y="{y}"/>' for x, y in ((2, 3), (6, 3), (6, 5), (2, 5)))
 Touch = Callable[..., Path]
@@ -274,6 +274,21 @@ def test_a_damaged_mask_is_refused(pair: Callable[..., NucleiCase], content: byt
         read_nuclei(case)
     assert (caught.value.finding.code, caught.value.finding.subject) == ("unreadable_annotation", "a_mask.png")
     assert str(case.annotation.parent) not in str(caught.value)
+
+
+@pytest.mark.parametrize("length", range(60, 200, 20))
+def test_no_part_of_a_long_path_is_told(tmp_path: Path, length: int) -> None:
+    """Pillow names the whole path, and messages of libraries are cut."""
+    folder = tmp_path / ("Jane_Doe_" * 30)[:length]
+    folder.mkdir()
+    Image.fromarray(np.full((12, 10, 3), 200, np.uint8)).save(folder / "a.png")
+    (folder / "a_mask.png").write_bytes(b"no picture")
+    with pytest.raises(CaseError) as caught:
+        read_nuclei(NucleiCase("a", "a", folder / "a.png", folder / "a_mask.png"))
+    assert "Jane" not in str(caught.value) and "a_mask.png" in str(caught.value)
+    with pytest.raises(CaseError) as caught:
+        read_rgb(folder / "a_mask.png", "a_mask.png")
+    assert "Jane" not in str(caught.value)
 
 
 def test_a_site_goes_on_without_what_cannot_be_used(pair: Callable[..., NucleiCase], touch: Touch) -> None:

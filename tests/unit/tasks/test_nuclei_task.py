@@ -1,6 +1,7 @@
 """The nuclei task: whose images by folder and by map, and what is read of them."""
 
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -197,6 +198,22 @@ class TestOpenSite:
             "not_imagescope": 1,
         }
         assert all(any(stem in str(finding) for finding in data.findings) for stem in stems)
+
+    def test_images_whose_regions_were_all_dropped_are_skipped_and_counted(
+        self, resolve_job: Resolve, sites: Path, tmp_path: Path
+    ) -> None:
+        """They would be trained on as images without a nucleus."""
+        folder = tmp_path / "lung"
+        shutil.copytree(sites / "lung", folder)
+        stems = [f"DEMO-LU-{patient:04d}-01Z-00-DX1_2" for patient in (1, 2)]
+        ellipses, whole = ((folder / stem[:-2] / stem).with_suffix(".xml") for stem in stems)
+        ellipses.write_text(ellipses.read_text().replace('Type="0"', 'Type="2"'))
+        # coordinates of the whole slide beside a tile of it: 30000 and more
+        whole.write_text(re.sub(r'X="(-?\d+)', lambda found: f'X="{30000 + int(found[1])}', whole.read_text()))
+        data = TASK.open_site(folder, "lung", resolve_job(JOB, SMALL), tmp_path)
+        assert data.skipped() == {"all_regions_dropped": 1, "no_region_drawn": 1}
+        assert sum(data.cases.values()) == 4
+        assert not {image.name for image in images_of(data)} & set(stems)
 
     def test_an_empty_folder_trains_nothing_and_says_so(self, resolve_job: Resolve, tmp_path: Path) -> None:
         data = TASK.open_site(tmp_path, "lung", resolve_job(JOB, SMALL), tmp_path)
