@@ -228,7 +228,8 @@ def _check_shape(path: Path, shape: tuple[int, ...]) -> None:
 def _check_kind(path: Path, image: Any) -> None:
     kind = image.get_data_dtype()
     if kind.kind not in "iufb":
-        raise refusal("not_scalar", path.name, f"voxels are {kind}, not single numbers", "store one number a voxel")
+        what = "colors" if kind.names else f"of type {kind}"
+        raise refusal("not_scalar", path.name, f"voxels are {what}, not single numbers", "store one number a voxel")
 
 
 def _check_planes(path: Path, grid: Grid) -> None:
@@ -248,6 +249,8 @@ def _first_bytes(path: Path) -> bytes:
             return stream.read(132)
     except FileNotFoundError:
         raise refusal("missing_file", path.name, "the file is missing", "restore it or take the case away") from None
+    except IsADirectoryError:
+        raise refusal("not_a_file", path.name, "is a folder", "name the files in it") from None
     except OSError as error:
         message = f"the file cannot be opened ({error.strerror})"
         raise refusal("unreadable_file", path.name, message, "check its permissions") from None

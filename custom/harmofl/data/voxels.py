@@ -91,6 +91,23 @@ def without_padding(image: np.ndarray, subject: str) -> tuple[np.ndarray, list[F
     return image, findings
 
 
+def sparse_findings(image: np.ndarray, upper_percentile: float, subject: str) -> list[Finding]:
+    """Warn where the upper percentile of an image is its minimum, so that no range of zero divides.
+
+    Args:
+        image: (S, H, W) float32, finite.
+        upper_percentile: of the window.
+        subject: file name for findings.
+    """
+    rank = int(np.ceil(upper_percentile / 100 * (image.size - 1)))
+    if int(np.count_nonzero(image == image.min())) <= rank:
+        return []
+    message = (
+        f"more than {upper_percentile:g} % of the voxels hold the smallest intensity, the window runs to the largest"
+    )
+    return [Finding("warning", "sparse_image", subject, message, "check the image")]
+
+
 def check_contrast(image: np.ndarray, subject: str) -> None:
     """Refuse an image that is the same everywhere.
 
