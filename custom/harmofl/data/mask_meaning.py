@@ -122,7 +122,7 @@ def _is_jittered(present: NDArray[np.integer]) -> bool:
     """Whether two numbers stand for what all values are, each with neighbors, as JPEG of the best qualities leaves."""
     low, high = int(present[0]), int(present[-1])
     near_low, near_high = present <= low + JITTER, present >= high - JITTER
-    two_sided = np.count_nonzero(near_low) > 1 and np.count_nonzero(near_high) > 1
+    two_sided = min(int(near_low.sum()), int(near_high.sum())) > 1
     return high - low >= LEAST_JITTERED and two_sided and bool((near_low | near_high).all())
 
 
