@@ -113,7 +113,8 @@ def _apply_volume(exported: Exported, source: Path, output: Path) -> list[str]:
     labels[list(voxels.blank_slices(inputs[:, 1]))] = 0  # a slice that shows nothing holds nothing
     _reading("nifti_masks").write_labels(labels, source, target)
     milliliters = float(np.count_nonzero(labels) * scan.grid.voxel_ml)
-    told = f"{source.name}: {np.count_nonzero(labels)} voxels, {milliliters:.1f} mL -> {target}"
+    count = _reading("findings").count_text(int(np.count_nonzero(labels)), "voxel")
+    told = f"{source.name}: {count}, {milliliters:.1f} mL -> {target}"
     return [*map(str, findings), told]
 
 

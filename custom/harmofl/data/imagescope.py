@@ -166,7 +166,7 @@ def check_something_drawn(regions: Sequence[Region], instances: NDArray[np.int32
     outside = sum(_is_outside(region, np.array([columns, rows])) for region in regions)
     points = np.concatenate([region.outline for region in regions])
     (left, top), (right, bottom) = points.min(axis=0), points.max(axis=0)
-    who = "its 1 region leaves no" if len(regions) == 1 else f"none of its {len(regions)} regions leaves a"
+    who = "its 1 region leaves no" if len(regions) == 1 else f"none of its {_counted(len(regions))} leaves a"
     message = (
         f"{who} pixel in the image of {columns} x {rows} (columns x rows): {outside} outside, coordinates "
         f"x {_coordinate(left)} to {_coordinate(right)}, y {_coordinate(top)} to {_coordinate(bottom)}"

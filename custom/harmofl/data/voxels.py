@@ -52,7 +52,8 @@ def finite_image(image: np.ndarray, subject: str) -> tuple[np.ndarray, list[Find
     if share > MOST_NOT_FINITE:
         message = f"{count} of {image.size} voxels ({share:.1%}) are NaN or infinite"
         raise refusal("not_finite", subject, message, "export the image again")
-    message = f"{count} NaN or infinite voxels were replaced by the smallest intensity"
+    were = "voxel was" if count == 1 else "voxels were"
+    message = f"{count} NaN or infinite {were} replaced by the smallest intensity"
     replaced = np.where(finite, image, image[finite].min())
     return replaced, [Finding("warning", "not_finite", subject, message, "export the image again if they matter")]
 

@@ -151,7 +151,7 @@ class Participant:
     def device(self) -> torch.device:
         """The first device that this site's settings name, or the GPU where there is one."""
         device = main_device(self._site)
-        self._logger.info(f"{self._site.name}: computes on {described(device)}")
+        self._logger.info(f"computes on {described(device)}")
         return device
 
     def estimate_amplitude(self) -> UpdateMessage:
