@@ -205,7 +205,8 @@ def _numbers_by_tifffile(path: Path, shape: tuple[int, int], image_name: str) ->
         plain = page.photometric == tifffile.PHOTOMETRIC.MINISBLACK and np.dtype(page.dtype).kind in "biuf"
         turned = page.tags.valueof("Orientation", default=1) != 1
         if len(page.shape) != 2 or not plain or turned:
-            message = f"a TIFF of {page.dtype}, shape {page.shape}, {page.photometric!s} is no picture of labels"
+            kind = getattr(page.photometric, "name", page.photometric)  # a number where tifffile does not know it
+            message = f"a TIFF of {page.dtype}, shape {page.shape}, photometric {kind} is no picture of labels"
             raise refusal("mask_form", path.name, message, SAVE_LABELS)
         _check_size((page.imagelength, page.imagewidth), shape, f"{image_name}, {path.name}")
         return np.asarray(page.asarray())

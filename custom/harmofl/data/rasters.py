@@ -55,6 +55,8 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     Raises:
         CaseError: if the file is missing, no image, damaged, or of a form that is refused.
     """
+    if path.is_dir():
+        raise refusal("not_a_file", subject, "is a folder", "name the files in it")
     if not path.is_file():  # opening a pipe would wait for ever
         raise refusal("missing_image", subject, "there is no such file", "restore it or remove it from the list")
     if path.suffix.casefold() == ".png":
@@ -260,7 +262,8 @@ def _tiff_by_codec(path: Path, subject: str) -> Picture:
             raise _too_large(subject)
         plain = page.photometric in (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
         if page.dtype != np.uint8 or page.shape[2:] != (3,) or not plain:
-            message = f"a TIFF of {page.dtype}, shape {page.shape}, {page.photometric!s} is not 8-bit RGB"
+            kind = getattr(page.photometric, "name", page.photometric)  # a number where tifffile does not know it
+            message = f"a TIFF of {page.dtype}, shape {page.shape}, photometric {kind} is not 8-bit RGB"
             raise refusal("color_mode", subject, message, SAVE_AS_RGB)
         if page.tags.valueof("Orientation", default=1) != 1:
             raise refusal("color_mode", subject, "a turned TIFF of this compression is not read", SAVE_AS_RGB)

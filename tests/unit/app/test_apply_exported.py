@@ -48,7 +48,8 @@ def odd_pictures(picture: Image.Image, folder: Path) -> list[str]:
     Image.fromarray(gray.astype(np.float32)).save(folder / "float.tif")
     picture.save(folder / "pages.tif", save_all=True, append_images=[picture])
     (folder / "broken.png").write_bytes(b"broken")
-    return ["broken.png", "float.tif", "pages.tif", "shallow.png"]
+    (folder / "folder.png").mkdir()
+    return ["broken.png", "float.tif", "folder.png", "pages.tif", "shallow.png"]
 
 
 def both(
