@@ -55,6 +55,16 @@ def test_one_sites_folder_is_checked_under_its_name(
     assert "site HK: " in out and "BIDMC" not in out
 
 
+def test_a_folder_of_no_sites_name_is_said_to_be_taken_for_one_sites(
+    own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of all sites refuses a collection in one folder, so check must not look as if it were fine."""
+    (own_root / "HK").rename(own_root / "collection")
+    assert run(own_root / "collection", job) == 0
+    told = "notice: collection: taken for the folder of one site, whichever of BIDMC, HK that is; to run all of them on"
+    assert told in capsys.readouterr().out
+
+
 def test_site_restricts(sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(sites_root, job, "--site", "HK") == 0
     assert "BIDMC" not in capsys.readouterr().out
