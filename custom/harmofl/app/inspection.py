@@ -159,7 +159,11 @@ def _sites_without_amplitude(sites: Sequence[SiteInspection], experiment: Experi
         return [Finding("warning", "too_few_amplitudes", ", ".join(silent + below), message, mend)]
     if not silent:
         return []
-    return [Finding("notice", "without_amplitude", ", ".join(silent), f"{told}: the others' is the global one")]
+    return [
+        Finding(
+            "notice", "without_amplitude", ", ".join(silent), f"{told}: who sends none trains with that of the others"
+        )
+    ]
 
 
 def _median_pixel(report: FolderReport) -> Pixel:

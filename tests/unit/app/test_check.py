@@ -174,7 +174,7 @@ def test_a_site_without_amplitude_stops_nobody_while_enough_send_theirs(
     assert run(tmp_path / "data", job, *few, "amplitude.minimum_sites=1") == 0
     out = capsys.readouterr().out
     assert "so this site sends no amplitude and trains with the global one of the others" in out
-    assert "notice: HK: 1 of 2 sites send an amplitude, amplitude.minimum_sites is 1: the others' is the global" in out
+    assert "notice: HK: 1 of 2 sites send an amplitude, amplitude.minimum_sites is 1: who sends none trains with" in out
     assert run(tmp_path / "data", job, *few, "amplitude.minimum_sites=2") == 1
     assert "error: HK: 1 of 2 sites send an amplitude, amplitude.minimum_sites is 2: the job" in capsys.readouterr().out
     # the job asks for one patient, but a hospital's own limit is five unless it says otherwise
