@@ -27,12 +27,15 @@ def test_a_plural_of_its_own() -> None:
 
 
 def counts_of(tree: ast.AST) -> Iterator[str]:
-    """`{len(...)} words` in f-strings, whatever the number; after `of` the whole of a share is counted."""
+    """`{len(...)} words` and `{x.words} words` in f-strings; after `of` the whole of a share is counted."""
     for text in (node for node in ast.walk(tree) if isinstance(node, ast.JoinedStr)):
         for before, number, after in zip([None, *text.values], text.values, text.values[1:], strict=False):
             if not isinstance(number, ast.FormattedValue) or not isinstance(after, ast.Constant):
                 continue
             counted = isinstance(number.value, ast.Call) and ast.unparse(number.value.func) == "len"
+            if isinstance(number.value, ast.Attribute):
+                noun = number.value.attr.rsplit("_", 1)[-1]
+                counted = noun.endswith("s") and re.match(rf" {noun}\b", str(after.value)) is not None
             share = isinstance(before, ast.Constant) and re.search(r"\bof (the )?$", str(before.value))
             if counted and not share and re.match(r" [a-z]+s\b", str(after.value)):
                 yield f"{ast.unparse(number.value)}{after.value}"

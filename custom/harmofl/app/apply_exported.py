@@ -106,12 +106,15 @@ def _apply_volume(exported: Exported, source: Path, output: Path) -> list[str]:
     named = _reading("layout").IMAGE_NAME.fullmatch(source.name)
     target = _free(output / f"{named['stem'] if named else source.stem}_segmentation.nii.gz", source)
     inputs = windows(scan.data, exported.settings)
-    findings = [*scan.findings, *voxels.contrast_findings(inputs[:, 1], source.name)]
+    upper = exported.settings["upper_percentile"]
+    sparse = [] if upper is None else voxels.sparse_findings(scan.data, upper, source.name)
+    findings = [*scan.findings, *sparse, *voxels.contrast_findings(inputs[:, 1], source.name)]
     labels = resized(softmax(exported.logits(inputs)), *scan.data.shape[1:]).argmax(1).astype(np.uint8)
     labels[list(voxels.blank_slices(inputs[:, 1]))] = 0  # a slice that shows nothing holds nothing
     _reading("nifti_masks").write_labels(labels, source, target)
     milliliters = float(np.count_nonzero(labels) * scan.grid.voxel_ml)
-    told = f"{source.name}: {np.count_nonzero(labels)} voxels, {milliliters:.1f} mL -> {target}"
+    count = _reading("findings").count_text(int(np.count_nonzero(labels)), "voxel")
+    told = f"{source.name}: {count}, {milliliters:.1f} mL -> {target}"
     return [*map(str, findings), told]
 
 

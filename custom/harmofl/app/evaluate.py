@@ -76,7 +76,8 @@ def evaluate(
         console.print(line)
     own_profile = str(profile_of) if profile_of else _stand_in(model)
     record = _record(model, data, found, site=site, own_profile=own_profile, seconds=time.monotonic() - started)
-    _show(console, record)
+    if record.names:  # without a case there is no row to show
+        _show(console, record)
     if not any(summary.n for summary in record.scores.values()):
         kept = "; the earlier one stays" if target.exists() else ""
         console.print(f"error: nothing in {data} could be scored, so {EVALUATION_FILE} is not written{kept}")

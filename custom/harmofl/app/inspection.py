@@ -67,6 +67,8 @@ def inspect(
     between = [*_resolution_finding(medians, experiment, "between sites")] if len(medians) > 1 else []
     if {site.name for site in sites} == set(job.sites):
         between += _sites_without_amplitude(sites, experiment)
+    if folders and not folders.keys() & set(job.sites):
+        between += _one_of_several(root, job)
     return Inspection(tuple(sites), tuple(problems), tuple(between))
 
 
@@ -94,6 +96,13 @@ def _folders(root: Path, job: Job, experiment: Experiment, only: str | None) -> 
     ]
     problems += [str(place) for site, place in wanted.items() if isinstance(place, DataRootError) and site not in loose]
     return folders, list(dict.fromkeys(problems))  # a folder of DICOM is the same mistake for every site
+
+
+def _one_of_several(root: Path, job: Job) -> list[Finding]:
+    """Say that a folder was taken for one site's, which a run of all sites on one machine refuses."""
+    message = f"taken for the folder of one site, whichever of {', '.join(job.sites)} that is"
+    mend = "to run all of them on this machine give each a folder of its own name (nuclei: or write sites.json)"
+    return [Finding("notice", "one_site", root.resolve().name, message, mend)]
 
 
 def _name_of(folder: Path, job: Job, experiment: Experiment) -> str:
@@ -150,7 +159,11 @@ def _sites_without_amplitude(sites: Sequence[SiteInspection], experiment: Experi
         return [Finding("warning", "too_few_amplitudes", ", ".join(silent + below), message, mend)]
     if not silent:
         return []
-    return [Finding("notice", "without_amplitude", ", ".join(silent), f"{told}: the others' is the global one")]
+    return [
+        Finding(
+            "notice", "without_amplitude", ", ".join(silent), f"{told}: who sends none trains with that of the others"
+        )
+    ]
 
 
 def _median_pixel(report: FolderReport) -> Pixel:

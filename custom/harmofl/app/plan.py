@@ -176,14 +176,16 @@ def _minimums(request: Request, experiment: Experiment) -> list[str]:
     if amplitude.region != "off":
         lines.append(
             f"amplitude: a site of fewer training patients than {amplitude.minimum_cases} or its own limit sends none "
-            f"and trains with the global one; {amplitude.minimum_sites} sites must send theirs"
+            f"and trains with the global one; {count_text(amplitude.minimum_sites, 'site')} must send theirs"
         )
     for name, needed in (
         ("federation", federation.minimum_sites),
         ("amplitude", amplitude.minimum_sites if lines else 0),
     ):
         if needed > request.sites:
-            lines.append(f"{name}.minimum_sites is {needed}: with {request.sites} sites the job fails; lower it")
+            lines.append(
+                f"{name}.minimum_sites is {needed}: with {count_text(request.sites, 'site')} the job fails; lower it"
+            )
     return lines
 
 

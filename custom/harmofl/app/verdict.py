@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harmofl.app.simulator import FATAL, Ending, LoggedError, logged_errors
+from harmofl.data.findings import count_text
 from harmofl.evidence.results import RESULTS_FILE, ROUNDS_FILE, Results, ResultsError, read_results, read_rounds
 from harmofl.job_folder import SERVER
 
@@ -87,7 +88,7 @@ def _missing_evidence(folder: Path, sites: Sequence[str]) -> Failure | None:
         if hashlib.sha256(path.read_bytes()).hexdigest() != results.model_sha256.get(name):
             return Failure(SERVER, f"{path} is not the file that {RESULTS_FILE} names")
     if len(rounds) != results.rounds:
-        return Failure(SERVER, f"{len(rounds)} of {results.rounds} rounds were closed")
+        return Failure(SERVER, f"{len(rounds)} of {count_text(results.rounds, 'round')} were closed")
     for record in rounds:
         for site in sites:
             if site not in record.sites_accepted:

@@ -70,16 +70,19 @@ def kind_of_file(path: Path) -> str:
 
 
 def refuse_other_kind(path: Path) -> None:
-    """Refuse a file whose name ends in .nii or .nii.gz and whose content is something else.
+    """Refuse a file that is to be a volume and whose content is something else.
 
     Raises:
         CaseError: code `not_gzip` where the name promises gzip, else `not_nifti`; says what the file is.
     """
     name = path.name.casefold()
-    if not name.endswith((".nii", ".nii.gz")):
+    if name.endswith((".img", ".hdr")):  # voxels alone may begin with anything
         return
     kind = kind_of_file(path)
-    if kind == GZIP:
+    if not name.endswith((".nii", ".nii.gz")):
+        if kind not in ("", NIFTI, GZIP):
+            raise _other(path, "not_nifti", f"the file is {kind}, not {NIFTI}", kind)
+    elif kind == GZIP:
         inner = _kind_inside(path)
         if inner not in ("", NIFTI):
             raise _other(path, "not_nifti", f"what was compressed is {inner}, not {NIFTI}", inner)

@@ -127,7 +127,8 @@ def corner_distance(first: Affine, second: Affine, shape: tuple[int, ...]) -> fl
 
 def in_voxels(distance: float) -> str:
     """A distance in words, with two digits and no power of ten."""
-    return f"{distance:.2g} voxels" if distance < 10 else f"{distance:.0f} voxels"
+    number = f"{distance:.2g}" if distance < 10 else f"{distance:.0f}"
+    return f"{number} voxel{'s' * (number != '1')}"
 
 
 def _turn_to_frame(affine: Affine) -> NDArray[Any]:

@@ -159,14 +159,21 @@ def check_something_drawn(regions: Sequence[Region], instances: NDArray[np.int32
     if not regions or instances.any():
         return
     rows, columns = instances.shape
+    holes = sum(region.hole for region in regions)
+    if holes == len(regions):
+        message = f"all of its {_counted(holes)} are holes (NegativeROA), in no region of their own Annotation"
+        raise refusal("no_region_drawn", subject, message, "draw the outlines of nuclei beside the holes in them")
     outside = sum(_is_outside(region, np.array([columns, rows])) for region in regions)
     points = np.concatenate([region.outline for region in regions])
     (left, top), (right, bottom) = points.min(axis=0), points.max(axis=0)
+    who = "its 1 region leaves no" if len(regions) == 1 else f"none of its {_counted(len(regions))} leaves a"
     message = (
-        f"none of its {_counted(len(regions))} leaves a pixel in the image of {columns} x {rows} (columns x rows): "
-        f"{outside} outside, coordinates x {left:.0f} to {right:.0f}, y {top:.0f} to {bottom:.0f}"
+        f"{who} pixel in the image of {columns} x {rows} (columns x rows): {outside} outside, coordinates "
+        f"x {_coordinate(left)} to {_coordinate(right)}, y {_coordinate(top)} to {_coordinate(bottom)}"
     )
     mend = "count coordinates from this image's upper left corner, not from that of the whole slide"
+    if outside < len(regions) / 2:  # holes and outlines smaller than a pixel leave none either
+        mend = "give coordinates in pixels of this image, not in other units or as parts of its size"
     raise refusal("no_region_drawn", subject, message, mend)
 
 
@@ -306,6 +313,10 @@ def _drawing_findings(regions: Sequence[Region], instances: NDArray[np.int32], s
 
 def _is_outside(region: Region, size: NDArray[np.integer]) -> bool:
     return bool(((region.outline <= 0).all(axis=0) | (region.outline >= size).all(axis=0)).any())
+
+
+def _coordinate(value: float) -> str:
+    return f"{value:.0f}" if abs(value) >= 100 else f"{value:.3g}"
 
 
 def _counted(count: int) -> str:

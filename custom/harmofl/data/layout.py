@@ -66,9 +66,10 @@ def find_cases(folder: Path) -> tuple[list[Case], list[Finding]]:
             images[named["stem"].casefold()].append(path)
     findings = _about_folders(folder, empty=not (images or masks))
     findings += [_not_a_file(path) for path in _entries(folder) if IMAGE_NAME.fullmatch(path.name) and _is_odd(path)]
-    counts = Counter(path.suffix.casefold() for path in others)
-    findings += [_other_format(suffix, counts[suffix]) for suffix in OTHER_FORMATS if counts[suffix]]
     misnamed, explained = misnamed_volumes(images, masks, others)
+    recognized = {finding.subject for finding in misnamed}
+    counts = Counter(path.suffix.casefold() for path in others if path.name not in recognized)
+    findings += [_other_format(suffix, counts[suffix]) for suffix in OTHER_FORMATS if counts[suffix]]
     findings += misnamed
     cases: list[Case] = []
     for key in sorted(images.keys() | masks.keys(), key=natural_key):
@@ -142,7 +143,8 @@ def _about_folders(folder: Path, *, empty: bool) -> list[Finding]:
     said, mend = volumes_elsewhere(below)
     if empty:
         message = f"the folder holds no NIfTI volume{f'; {said}' * bool(below)}"
-        return [Finding("error", "no_cases", folder.name, message, mend)]
+        wanted = mend if below else "put CaseNN.nii.gz and CaseNN_segmentation.nii.gz of each case into it"
+        return [Finding("error", "no_cases", folder.name, message, wanted)]
     return [Finding("warning", "nested_volumes", folder.name, said, mend)] if below else []
 
 
@@ -167,7 +169,7 @@ def _not_a_file(path: Path) -> Finding:
 
 def _other_format(suffix: str, count: int) -> Finding:
     message = f"{count_text(count, 'file')} of a format that is not read"
-    return Finding("warning", "other_format", f"*{suffix}", message, "convert them to CaseNN.nii.gz")
+    return Finding("warning", "other_format", f"*{suffix}", message, "convert each to NIfTI (.nii.gz)")
 
 
 def _pairing_problem(images: list[Path], masks: list[Path]) -> Finding | None:

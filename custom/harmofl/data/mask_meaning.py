@@ -20,6 +20,8 @@ MOST_BETWEEN = 0.25
 MOST_BETWEEN_TWO = 0.03
 # The same for classes, none of which is the border of another: crowded cells of 4 classes reach 0.1.
 FEWEST_BETWEEN_CLASSES, MOST_BETWEEN_CLASSES = 1, 0.12
+# JPEG of quality 99 and 100 turns 0 and 255 into 0, 1, 254 and 255, and every 1 would be marked.
+JITTER, LEAST_JITTERED = 2, 100
 # Of a volume, labels nearly all voxels of which lie between those of the slices above and below.
 FEWEST_BETWEEN_SLICES = 2
 NEAR = 0.1  # of the range: as good as the smallest or the largest value
@@ -91,9 +93,10 @@ def check_no_ramps(labels: Numbers, subject: str, *, classes: bool = False) -> N
     """
     planes = _around_marked(labels if labels.ndim == 3 else labels[np.newaxis])
     present = _distinct(planes)
-    if len(present) < 3 or not (_ramps_within(planes, present, classes) or _ramps_between(planes)):
+    has_ramps = _is_jittered(present) or _ramps_within(planes, present, classes) or _ramps_between(planes)
+    if len(present) < 3 or not has_ramps:
         return
-    shown = ", ".join(str(value) for value in present[np.linspace(0, len(present) - 1, 5).astype(int)])
+    shown = ", ".join(str(value) for value in present[np.unique(np.linspace(0, len(present) - 1, 5).astype(int))])
     message = f"the mask's values form ramps at borders ({shown}, ...), as JPEG and smooth resizing leave them"
     raise refusal("mask_ramps", subject, message, MEND_RAMPS)
 
@@ -116,6 +119,14 @@ def _distinct(values: NDArray[np.integer]) -> NDArray[np.integer]:
     if values.size and int(values.max()) < SMALL:
         return np.flatnonzero(np.bincount(values.ravel()))
     return np.unique(values)
+
+
+def _is_jittered(present: NDArray[np.integer]) -> bool:
+    """Whether two numbers stand for what all values are, each with neighbors, as JPEG of the best qualities leaves."""
+    low, high = int(present[0]), int(present[-1])
+    near_low, near_high = present <= low + JITTER, present >= high - JITTER
+    two_sided = min(int(near_low.sum()), int(near_high.sum())) > 1
+    return high - low >= LEAST_JITTERED and two_sided and bool((near_low | near_high).all())
 
 
 def _ramps_within(planes: NDArray[np.integer], present: NDArray[np.integer], classes: bool) -> bool:

@@ -18,6 +18,7 @@ from harmofl.data.rasters import (
     is_tiff,
     opened,
     several_pages,
+    unreadable,
     upright,
 )
 from harmofl.data.whole_pictures import check_whole_page
@@ -47,7 +48,8 @@ def read_label_picture(path: Path, shape: tuple[int, int], image_name: str, *, c
     """Read the labels of one PNG or TIFF file.
 
     * Gray of any depth and whole floating point: the values.
-    * Palette: the numbers of the colors, except that of black and white alone black is 0; refused if it is the larger.
+    * Palette: the numbers of the colors, except that of black and white alone black is 0; refused if a number above
+      0 is black and 0 is not.
     * RGB: gray if its channels are equal; else colors of what is marked, on black. Refused as classes.
     * Alpha: constant, or clear where the labels are 0 and nowhere else; any other says something else than the colors.
     * Orientation of EXIF or TIFF: applied, with a notice, as it is to pictures.
@@ -72,10 +74,7 @@ def read_label_picture(path: Path, shape: tuple[int, int], image_name: str, *, c
     except CaseError:
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them run into
-        told = in_one_line([str(error), *said], path, subject)
-        raise refusal(
-            "unreadable_annotation", subject, f"the mask cannot be read ({told})", "save it as 8-bit gray PNG"
-        ) from error
+        raise refusal("unreadable_annotation", subject, *unreadable(path, subject, error, said)) from error
     told = in_one_line(said, path, subject)
     if told:
         findings.append(Finding("notice", "decoder_message", subject, f"the decoder says: {told}"))
@@ -146,16 +145,25 @@ def _channels(image: Image.Image, subject: str) -> list[Numbers]:
 
 
 def _palette_labels(numbers: NDArray[np.uint8], image: Image.Image, subject: str) -> Numbers:
-    """The numbers, which colors only show, but of black and white alone black is 0."""
+    """The numbers, which colors only show, but of black and white alone black is 0.
+
+    Raises:
+        CaseError: a number above 0 is shown black and 0 is not, as programs leave it that sort colors.
+    """
     palette = np.array(image.getpalette("RGB"), np.uint8).reshape(-1, 3)
     present = np.unique(numbers)
     shades = palette[present[present < len(palette)]].tolist()
-    if sorted(shades) != [[0] * 3, [OPAQUE] * 3]:
-        return numbers
-    if shades[0] != [0] * 3:
+    black, white = [0] * 3, [OPAQUE] * 3
+    if shades == [black, white]:
+        return np.asarray(palette[numbers, 0])
+    if shades == [white, black]:
         message = "the palette shows its smaller number white and the other black, so which is background is not known"
         raise refusal("mask_colors", subject, message, SAVE_LABELS)
-    return np.asarray(palette[numbers, 0])
+    if black in shades and palette[0].tolist() != black:
+        number = int(present[shades.index(black)])
+        message = f"the palette shows {number} black and 0 in another color, so which is background is not known"
+        raise refusal("mask_colors", subject, message, SAVE_LABELS)
+    return numbers
 
 
 def _alpha(image: Image.Image) -> NDArray[np.uint8] | None:
@@ -200,7 +208,8 @@ def _numbers_by_tifffile(path: Path, shape: tuple[int, int], image_name: str) ->
         plain = page.photometric == tifffile.PHOTOMETRIC.MINISBLACK and is_numeric
         turned = page.tags.valueof("Orientation", default=1) != 1
         if len(page.shape) != 2 or not plain or turned:
-            message = f"a TIFF of {page.dtype}, shape {page.shape}, {page.photometric!s} is no picture of labels"
+            kind = getattr(page.photometric, "name", page.photometric)  # a number where tifffile does not know it
+            message = f"a TIFF of {page.dtype}, shape {page.shape}, photometric {kind} is no picture of labels"
             raise refusal("mask_form", path.name, message, SAVE_LABELS)
         _check_size((page.imagelength, page.imagewidth), shape, f"{image_name}, {path.name}")
         check_whole_page(page)

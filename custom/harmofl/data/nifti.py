@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from harmofl.data.file_kinds import refuse_other_kind
-from harmofl.data.findings import CaseError, Finding, refusal
+from harmofl.data.findings import CaseError, Finding, count_text, refusal
 from harmofl.data.geometry import Affine, Grid, axis_codes, grid_in_frame, in_frame, is_usable
 from harmofl.data.headers import Placement, check_raw_header, header_findings, placement_of, raw_header
 from harmofl.data.layout import CONVERSION, DICOM_MARK
@@ -179,14 +179,15 @@ def _check_length(path: Path, image: Any) -> list[Finding]:
     except (OSError, EOFError, zlib.error) as error:
         raise _decode_refusal(path, error) from None
     if length < end:
-        message = f"the file is cut short: {length} bytes, {end} by its header"
+        message = f"the file is cut short: {count_text(length, 'byte')}, {end} by its header"
         raise refusal("damaged_file", path.name, message, COPY_AGAIN)
     if length > end + MOST_BEHIND:
         message = f"the file goes on behind the last voxel that its header tells of (byte {end})"
         raise refusal("bad_header", path.name, message, "convert it again, or store one volume a file")
     if length == end:
         return []
-    message = f"{length - end} bytes follow the last voxel, and are not read"
+    rest = "1 byte follows" if length - end == 1 else f"{length - end} bytes follow"
+    message = f"{rest} the last voxel, not read"
     return [
         Finding("warning", "trailing_bytes", path.name, message, "check the size of the volume, or convert it again")
     ]
@@ -228,7 +229,8 @@ def _check_shape(path: Path, shape: tuple[int, ...]) -> None:
 def _check_kind(path: Path, image: Any) -> None:
     kind = image.get_data_dtype()
     if kind.kind not in "iufb":
-        raise refusal("not_scalar", path.name, f"voxels are {kind}, not single numbers", "store one number a voxel")
+        what = "colors" if kind.names else f"of type {kind}"
+        raise refusal("not_scalar", path.name, f"voxels are {what}, not single numbers", "store one number a voxel")
 
 
 def _check_planes(path: Path, grid: Grid) -> None:
@@ -248,6 +250,8 @@ def _first_bytes(path: Path) -> bytes:
             return stream.read(132)
     except FileNotFoundError:
         raise refusal("missing_file", path.name, "the file is missing", "restore it or take the case away") from None
+    except IsADirectoryError:
+        raise refusal("not_a_file", path.name, "is a folder", "name the files in it") from None
     except OSError as error:
         message = f"the file cannot be opened ({error.strerror})"
         raise refusal("unreadable_file", path.name, message, "check its permissions") from None

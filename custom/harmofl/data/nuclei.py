@@ -241,7 +241,9 @@ def _problem(group: _Group, subject: str) -> Finding | None:
         mend = "keep one image and one annotation of it"
         return Finding("error", "duplicate_case", subject, "several files claim one image", mend)
     if len(suffixes) > 1:
-        return Finding("notice", "twin_image", subject, f"one image in several formats, {group.images[0].name} is read")
+        # the same words for every image: `harmofl check` tells of all of them in one line
+        kind = group.images[0].suffix.casefold()
+        return Finding("notice", "twin_image", subject, f"one image in several formats, the {kind} is read")
     return None
 
 

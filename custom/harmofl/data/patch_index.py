@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from harmofl.data.file_kinds import kind_of_file
 from harmofl.data.findings import DataRootError, Finding, count_text
 
 METADATA = "metadata.csv"
@@ -88,9 +89,11 @@ def read_index(folder: Path, centers: Sequence[int]) -> PatchIndex:
             labels, or if a center has no row; the line and the mend are named.
     """
     table = _read_table(folder, centers)
+    if not table.centers:
+        raise DataRootError(f"{METADATA} has no row behind its first line; copy it again from its source")
     absent = sorted(set(centers) - table.centers)
     if absent:
-        present = ", ".join(map(str, sorted(table.centers))) or "none"
+        present = ", ".join(map(str, sorted(table.centers)))
         message = f"{METADATA} has no row of center {', '.join(map(str, absent))} (it has {present}, counted from 0)"
         raise DataRootError(f"{message}; correct the site's center in the experiment or the data root")
     return table.index(folder)
@@ -106,6 +109,9 @@ def centers_of(folder: Path) -> list[int]:
 
 
 def _read_table(folder: Path, centers: Sequence[int]) -> "_Table":
+    kind = kind_of_file(folder / METADATA)
+    if kind not in ("", "a text"):
+        raise DataRootError(f"{folder / METADATA} is {kind}, no text; export the table as CSV with commas")
     try:
         with (folder / METADATA).open(encoding="utf-8-sig", newline="") as stream:
             return _Table(csv.reader(stream), centers)
@@ -123,6 +129,8 @@ def _read_table(folder: Path, centers: Sequence[int]) -> "_Table":
 def _refuse_other_form(header: list[str]) -> None:
     """Say by its first line what a table is instead of one of columns separated by commas."""
     line = ",".join(header)
+    if line.casefold().startswith("sep="):
+        raise DataRootError(f"{METADATA}, line 1: is 'sep=', a note to spreadsheets; delete this line")
     if "\0" in line:
         raise DataRootError(f"{METADATA}: {UTF_16}")
     for mark, name in SEPARATORS.items():
@@ -136,6 +144,8 @@ class _Table:
     def __init__(self, rows: Iterator[list[str]], centers: Sequence[int]) -> None:
         header = [name.strip() for name in next(rows, [])]
         _refuse_other_form(header)
+        if not header:
+            raise DataRootError(f"{METADATA} is empty; copy it again from its source")
         absent = [name for name in (*NAMES, *NUMBERS) if name not in header]
         if absent:
             message = f"{METADATA}, line 1: no column {', '.join(absent)}"

@@ -57,6 +57,8 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     Raises:
         CaseError: if the file is missing, no image, damaged, or of a form that is refused.
     """
+    if path.is_dir():
+        raise refusal("not_a_file", subject, "is a folder", "name the files in it")
     if not path.is_file():  # opening a pipe would wait for ever
         raise refusal("missing_image", subject, "there is no such file", "restore it or remove it from the list")
     if path.suffix.casefold() == ".png":
@@ -71,27 +73,38 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     except CaseError:
         raise
     except Exception as error:  # decoders raise whatever a damaged file makes them run into
-        raise _unreadable(path, subject, error, said) from error
+        raise refusal("unreadable_image", subject, *unreadable(path, subject, error, said)) from error
     told = in_one_line(said, path, subject)
     if told:
         findings.append(Finding("notice", "decoder_message", subject, f"the decoder says: {told}"))
     return picture, findings
 
 
-def _unreadable(path: Path, subject: str, error: Exception, said: list[str]) -> CaseError:
+def unreadable(path: Path, subject: str, error: Exception, said: list[str]) -> tuple[str, str]:
+    """Why a picture or a mask could not be decoded, and the mend.
+
+    Args:
+        path: the file.
+        subject: its name in findings.
+        error: what a decoder raised.
+        said: what libraries printed.
+    """
+    if isinstance(error, FileNotFoundError):
+        return "there is no such file", "restore it"
     if isinstance(error, PermissionError):
-        return refusal("unreadable_image", subject, "the file may not be opened", "check its permissions")
+        return "the file may not be opened", "check its permissions"
+    if path.stat().st_size == 0:
+        return "the file is empty", "copy or export it again"
     kind = kind_of_file(path)
     if kind and "picture" not in kind:
-        return refusal("unreadable_image", subject, f"the file is {kind}, no picture", "export it as PNG or TIFF")
-    told = in_one_line([f"{type(error).__name__}: {error}", *said], path, subject)
-    return refusal("unreadable_image", subject, f"not a readable image ({told})", "copy or export it again")
+        return f"the file is {kind}, no picture", "export it as PNG or TIFF"
+    cause = "cut short or of no kind that is known" if isinstance(error, UnidentifiedImageError) else str(error)
+    told = in_one_line([f"{type(error).__name__}: {cause}", *said], path, subject)
+    return f"not a readable image ({told})", "copy or export it again"
 
 
 def _decode(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
     """Decode a file that is only read; a TIFF compression that Pillow does not know by tifffile with imagecodecs."""
-    if path.stat().st_size == 0:
-        raise refusal("unreadable_image", subject, "the file is empty", "copy or export it again")
     try:
         with opened(path) as image:
             return _converted(image, path, subject)
@@ -132,7 +145,8 @@ def _converted(image: Image.Image, path: Path, subject: str) -> tuple[Picture, l
     if image.format == "TIFF" and image.info.get("compression") == JPEG:
         colors = decode_contradicting_colors(path, subject)
         if colors is not None:
-            return colors, [*findings, _converted_notice(subject, "JPEG in TIFF: the colors are what its data say")]
+            findings.append(_converted_notice(subject, "JPEG in TIFF: the colors are what its data say"))
+            return _turned_as(image.getexif().get(ORIENTATION, 1), colors, findings, subject)
     deep = image.mode.startswith("I;16") or any(";16" in str(tile[3]) for tile in getattr(image, "tile", ()))
     _check_mode(image, subject, deep)
     turned = image.getexif().get(ORIENTATION, 1) != 1  # a TIFF forgets it when loaded
@@ -173,6 +187,18 @@ def upright(image: Image.Image, subject: str) -> tuple[Image.Image, list[Finding
     """Turn a decoded image as its orientation tag says, with a notice."""
     turned = ImageOps.exif_transpose(image)
     return turned, [_converted_notice(subject, "the image is turned as its orientation tag says")]
+
+
+def _turned_as(
+    orientation: int, colors: Picture, findings: list[Finding], subject: str
+) -> tuple[Picture, list[Finding]]:
+    """Turn colors (H, W, 3) that were decoded without Pillow as the tag of their file says."""
+    if orientation == 1:
+        return colors, findings
+    image = Image.fromarray(colors)
+    image.getexif()[ORIENTATION] = orientation
+    turned, more = upright(image, subject)
+    return np.array(turned), [*findings, *more]
 
 
 def _check_mode(image: Image.Image, subject: str, deep: bool) -> None:
@@ -241,7 +267,8 @@ def _tiff_by_codec(path: Path, subject: str) -> Picture:
             raise _too_large(subject)
         plain = page.photometric in (tifffile.PHOTOMETRIC.RGB, tifffile.PHOTOMETRIC.YCBCR)
         if page.dtype != np.uint8 or page.shape[2:] != (3,) or not plain:
-            message = f"a TIFF of {page.dtype}, shape {page.shape}, {page.photometric!s} is not 8-bit RGB"
+            kind = getattr(page.photometric, "name", page.photometric)  # a number where tifffile does not know it
+            message = f"a TIFF of {page.dtype}, shape {page.shape}, photometric {kind} is not 8-bit RGB"
             raise refusal("color_mode", subject, message, SAVE_AS_RGB)
         if page.tags.valueof("Orientation", default=1) != 1:
             raise refusal("color_mode", subject, "a turned TIFF of this compression is not read", SAVE_AS_RGB)

@@ -12,7 +12,7 @@ from harmofl.data.findings import CaseError, Finding
 from harmofl.data.layout import Case
 from harmofl.data.mask_meaning import unlike_the_others
 from harmofl.data.pairs import ImagePair, read_pair
-from harmofl.data.voxels import contrast_findings
+from harmofl.data.voxels import contrast_findings, sparse_findings
 
 PIPELINE_VERSION = 2  # raise it whenever the same files would give other voxels or findings
 
@@ -97,21 +97,13 @@ def fit_image(image: np.ndarray, settings: VolumeSettings, subject: str) -> tupl
     steps: list[Any] = []
     if settings.upper_percentile is not None:
         upper = settings.upper_percentile
-        if not _window_is_open(image, upper):
-            message = f"more than {upper:g} % of the voxels hold the smallest intensity, the window runs to the largest"
-            findings.append(Finding("warning", "sparse_image", subject, message, "check the image"))
-            upper = 100.0
+        findings += sparse_findings(image, upper, subject)
+        upper = 100.0 if findings else upper
         steps.append(ScaleIntensityRangePercentiles(lower=0, upper=upper, b_min=0, b_max=1, clip=True))
     steps.append(Resize((-1, settings.height, settings.width), mode="trilinear"))
     fitted = Compose(steps)(image[np.newaxis]).numpy()[0]
     kept = fitted.astype(np.float32 if settings.upper_percentile is None else np.float16)
     return kept, [*findings, *contrast_findings(kept, subject)]
-
-
-def _window_is_open(image: np.ndarray, upper: float) -> bool:
-    """Say whether the upper percentile lies above the minimum, so that no range of zero divides."""
-    rank = int(np.ceil(upper / 100 * (image.size - 1)))
-    return int(np.count_nonzero(image == image.min())) <= rank
 
 
 class VolumeCache:

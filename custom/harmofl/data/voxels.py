@@ -52,7 +52,8 @@ def finite_image(image: np.ndarray, subject: str) -> tuple[np.ndarray, list[Find
     if share > MOST_NOT_FINITE:
         message = f"{count} of {image.size} voxels ({share:.1%}) are NaN or infinite"
         raise refusal("not_finite", subject, message, "export the image again")
-    message = f"{count} NaN or infinite voxels were replaced by the smallest intensity"
+    were = "voxel was" if count == 1 else "voxels were"
+    message = f"{count} NaN or infinite {were} replaced by the smallest intensity"
     replaced = np.where(finite, image, image[finite].min())
     return replaced, [Finding("warning", "not_finite", subject, message, "export the image again if they matter")]
 
@@ -89,6 +90,23 @@ def without_padding(image: np.ndarray, subject: str) -> tuple[np.ndarray, list[F
         mend = "check that this is padding, or export the image without it"
         findings.append(Finding("warning", "padding_replaced", subject, message, mend))
     return image, findings
+
+
+def sparse_findings(image: np.ndarray, upper_percentile: float, subject: str) -> list[Finding]:
+    """Warn where the upper percentile of an image is its minimum, so that no range of zero divides.
+
+    Args:
+        image: (S, H, W) float32, finite.
+        upper_percentile: of the window.
+        subject: file name for findings.
+    """
+    rank = int(np.ceil(upper_percentile / 100 * (image.size - 1)))
+    if int(np.count_nonzero(image == image.min())) <= rank:
+        return []
+    message = (
+        f"more than {upper_percentile:g} % of the voxels hold the smallest intensity, the window runs to the largest"
+    )
+    return [Finding("warning", "sparse_image", subject, message, "check the image")]
 
 
 def check_contrast(image: np.ndarray, subject: str) -> None:

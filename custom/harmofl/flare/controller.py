@@ -159,7 +159,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         start = f", resumed at round {run.start_round}" if run.start_round else ""
         PROGRESS.info(
             f"experiment {run.experiment.name} {run.experiment.hash}, method {run.experiment.method}, "
-            f"{run.experiment.federation.rounds} rounds, sites {', '.join(run.expected)}{start}",
+            f"{count_text(run.experiment.federation.rounds, 'round')}, sites {', '.join(run.expected)}{start}",
         )
         for note in method_notes(run):
             PROGRESS.info(f"note: {note}")

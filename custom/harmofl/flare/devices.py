@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from harmofl.core.parallel import has_batch_norm
+from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.site import SiteConfig, SiteError
 
@@ -38,7 +39,7 @@ def full_memory(site: SiteConfig, experiment: Experiment) -> FullMemoryError:
     mend = f"set training.batch_size to {batch // 2}" if batch > 1 else "lower data.height and data.width"
     return FullMemoryError(
         f"site {site.name} ran out of {place} ({free / GIB:.1f} of {total / GIB:.1f} GiB free) in a step of "
-        f"{batch} images of {data.height} x {data.width}; {mend}"
+        f"{count_text(batch, 'image')} of {data.height} x {data.width}; {mend}"
     )
 
 

@@ -10,6 +10,7 @@ from nvflare.job_config.fed_job_config import FedJobConfig
 from nvflare.recipe import PocEnv, SimEnv
 from nvflare.recipe.spec import ExecEnv, Recipe
 
+from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError, resolve
 from harmofl.job_folder import META, JobFolder, copy_job, is_bundle
 from harmofl.tasks import is_outside, resolve_experiment
@@ -64,7 +65,7 @@ class HarmoFLRecipe(Recipe):
         if not isinstance(env, SimEnv):
             return
         if env.clients is None and env.num_clients != len(self.sites):
-            raise ExperimentError(f"SimEnv has {env.num_clients} clients; {self._wanted()}")
+            raise ExperimentError(f"SimEnv has {count_text(env.num_clients, 'client')}; {self._wanted()}")
         if env.clients is not None and sorted(env.clients) != sorted(self.sites):
             raise ExperimentError(f"SimEnv has the clients {', '.join(env.clients)}; {self._wanted()}")
         env.clients = list(self.sites)

@@ -48,7 +48,8 @@ def odd_pictures(picture: Image.Image, folder: Path) -> list[str]:
     Image.fromarray(gray.astype(np.float32)).save(folder / "float.tif")
     picture.save(folder / "pages.tif", save_all=True, append_images=[picture])
     (folder / "broken.png").write_bytes(b"broken")
-    return ["broken.png", "float.tif", "pages.tif", "shallow.png"]
+    (folder / "folder.png").mkdir()
+    return ["broken.png", "float.tif", "folder.png", "pages.tif", "shallow.png"]
 
 
 def both(
@@ -121,6 +122,10 @@ def odd_volumes(source: Path, folder: Path) -> None:
     blank = data.copy()
     blank[..., 0], blank[..., 3] = data.min(), data.max() / 2  # the file begins at the head
     write("blank.nii.gz", blank)
+    sparse = np.zeros_like(data)
+    sparse[12:14, 12:14] = data[12:14, 12:14] + 1
+    write("sparse.nii.gz", sparse)
+    (folder / "folder.nii.gz").mkdir()
     stored = nibabel.Nifti1Image((data / data.max() * 4000).astype(np.int16), affine)
     stored.header.set_slope_inter(0.25, -3)
     nibabel.save(stored, folder / "scaled.nii.gz")
@@ -140,7 +145,7 @@ def test_odd_volumes_are_read_as_predict_reads_them(
     assert "warning: some_nan.nii.gz: 2 NaN or infinite voxels were replaced by the smallest intensity" in "\n".join(
         told
     )
-    refused = ["constant.nii.gz", "crc.nii.gz", "many_nan.nii.gz", "sagittal.nii.gz", "two.nii.gz"]
+    refused = ["constant.nii.gz", "crc.nii.gz", "folder.nii.gz", "many_nan.nii.gz", "sagittal.nii.gz", "two.nii.gz"]
     assert [line.split(": ")[1] for line in told if line.startswith("error: ")] == refused
     found = contents(tmp_path / "alone")
     assert "warning: blank.nii.gz: 2 of 6 slices have no contrast (from the feet: 3, 6) and are left out" in "\n".join(
@@ -148,6 +153,7 @@ def test_odd_volumes_are_read_as_predict_reads_them(
     )
     drawn = found["blank_segmentation.nii.gz"].any((0, 1))
     assert drawn.any() and not drawn[[0, 3]].any(), "a slice that shows nothing holds nothing"
+    assert "warning: sparse.nii.gz: more than 99 % of the voxels hold the smallest intensity" in "\n".join(told)
     assert found["some_nan_segmentation.nii.gz"].any()
     assert_alike(found, contents(tmp_path / "predicted"))
 

@@ -55,6 +55,16 @@ def test_one_sites_folder_is_checked_under_its_name(
     assert "site HK: " in out and "BIDMC" not in out
 
 
+def test_a_folder_of_no_sites_name_is_said_to_be_taken_for_one_sites(
+    own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run of all sites refuses a collection in one folder, so check must not look as if it were fine."""
+    (own_root / "HK").rename(own_root / "collection")
+    assert run(own_root / "collection", job) == 0
+    told = "notice: collection: taken for the folder of one site, whichever of BIDMC, HK that is; to run all of them on"
+    assert told in capsys.readouterr().out
+
+
 def test_site_restricts(sites_root: Path, job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(sites_root, job, "--site", "HK") == 0
     assert "BIDMC" not in capsys.readouterr().out
@@ -164,7 +174,7 @@ def test_a_site_without_amplitude_stops_nobody_while_enough_send_theirs(
     assert run(tmp_path / "data", job, *few, "amplitude.minimum_sites=1") == 0
     out = capsys.readouterr().out
     assert "so this site sends no amplitude and trains with the global one of the others" in out
-    assert "notice: HK: 1 of 2 sites send an amplitude, amplitude.minimum_sites is 1: the others' is the global" in out
+    assert "notice: HK: 1 of 2 sites send an amplitude, amplitude.minimum_sites is 1: who sends none trains with" in out
     assert run(tmp_path / "data", job, *few, "amplitude.minimum_sites=2") == 1
     assert "error: HK: 1 of 2 sites send an amplitude, amplitude.minimum_sites is 2: the job" in capsys.readouterr().out
     # the job asks for one patient, but a hospital's own limit is five unless it says otherwise

@@ -258,7 +258,7 @@ def test_a_cell_scores_the_site_that_was_left_out(tmp_path: Path) -> None:
     assert run_cells([cell], 1, lambda line: None) == {}
     record = read_cell(cell.plan.folder / "cell.json")
     assert "HK" not in record.seen and len(record.seen) == 5
-    assert record.scores["HK"].best["dice"].n + record.scores["HK"].best["dice"].undefined == 2
+    assert record.scores["HK"].best["dice"].n + record.scores["HK"].best["dice"].undefined == 4
 
 
 @pytest.mark.slow

@@ -211,7 +211,9 @@ def test_nothing_scored_leaves_no_result(
             nibabel.save(nibabel.Nifti1Image(np.zeros(held.shape, np.uint8), held.affine, held.header), path)
     arguments = ["evaluate", "--model", str(prostate_model.path), str(copied), "-o", str(tmp_path / "out")]
     assert main(arguments) == 1
-    told = capsys.readouterr().out.splitlines()[-1]
+    *before, told = capsys.readouterr().out.splitlines()
+    # a table is shown where it has a row
+    assert any(line.startswith("score ") for line in before) == (left == "no score")
     assert told == f"error: nothing in {copied} could be scored, so evaluation.json is not written"
     assert not (tmp_path / "out").exists()
 

@@ -120,7 +120,7 @@ def test_the_minimums_of_a_job_are_said_and_held_against_the_number_of_sites(job
     assert sends.startswith("amplitude: a site of fewer training patients than 5 or its own limit sends none")
     assert sends.endswith("trains with the global one; 2 sites must send theirs") and not more
     _, round_needs, amplitude_needs = _minimums(few, experiment_of(str(job), []))
-    assert round_needs == "federation.minimum_sites is 2: with 1 sites the job fails; lower it"
+    assert round_needs == "federation.minimum_sites is 2: with 1 site the job fails; lower it"
     assert amplitude_needs.startswith("amplitude.minimum_sites is 2")
     assert len(_minimums(few, experiment_of(str(job), ["method=fedavg"]))) == 1, "no amplitude"
     assert _minimums(Request("unet", (), 1, 1e6, 1e6, images=100), experiment_of("unet", [])) == []

@@ -84,7 +84,7 @@ OTHERS = sorted(WRITERS.keys() - {"nifti", "nifti2", "noise", "empty", "dicom"})
 
 
 @pytest.mark.parametrize("name", OTHERS)
-@pytest.mark.parametrize("ending", [".nii", ".nii.gz", "packed.nii.gz"])
+@pytest.mark.parametrize("ending", [".nii", ".nii.gz", "packed.nii.gz", ".png"])
 def test_another_kind_by_the_name_of_a_volume_is_said_to_be_that(tmp_path: Path, name: str, ending: str) -> None:
     write, kind = WRITERS[name]
     path = tmp_path / f"Case00{ending}"

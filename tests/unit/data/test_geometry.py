@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from nibabel.eulerangles import euler2mat
 
 from harmofl.data.checks import check_site
-from harmofl.data.geometry import Grid, grid_in_frame, skew
+from harmofl.data.geometry import Grid, grid_in_frame, in_voxels, skew
 from harmofl.data.layout import Case
 from harmofl.data.nifti import read_scan
 from harmofl.data.nifti_masks import write_labels
@@ -104,6 +104,11 @@ def test_spacing_is_of_the_affine_that_is_used(tmp_path: Path, gland: tuple[np.n
     reports = check_site(tmp_path, VolumeSettings(64, 64, 99.0), seed=0).cases
     # 105 voxels of 0.75 mm3
     assert [report.gland_ml for report in reports] == pytest.approx([0.07875, 0.07875])
+
+
+def test_distances_in_words() -> None:
+    told = [in_voxels(distance) for distance in (0.26, 1.0, 1.04, 9.99, 1e-4, 23.4)]
+    assert told == ["0.26 voxels", "1 voxel", "1 voxel", "10 voxels", "0.0001 voxels", "23 voxels"]
 
 
 def test_volumes_come_from_the_determinant() -> None:

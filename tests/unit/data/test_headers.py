@@ -90,6 +90,7 @@ def turned(degrees: float) -> np.ndarray:
         ),
         ({"sform": LPS, "scl_slope": 0}, None, ""),  # by the standard: no scaling
         ({"sform": LPS, "behind": bytes(32)}, "trailing_bytes", "32 bytes follow the last voxel"),
+        ({"sform": LPS, "behind": bytes(1)}, "trailing_bytes", "1 byte follows the last voxel"),
         # the voxels of this file begin at byte 352 + 10 and are read there
         ({"sform": LPS, "extension": bytes(14)}, "header_repaired", "vox offset (=362) not divisible by 16"),
         ({"sform": LPS, "pixdim": (0, 0.5, 3)}, "header_repaired", "pixdim[1,2,3] should be non-zero"),

@@ -242,7 +242,6 @@ def test_pixels_lie_between_the_corners() -> None:
         ([outline([(x + 24000, y + 31000) for x, y in SQUARE])] * 3, "3 outside, coordinates x 24002 to 24006"),  # type: ignore[operator]
         ([outline([(-5, 1), (0, 1), (0, 3), (-5, 3)])], "1 outside"),
         ([outline([(2.6, 2.6), (2.9, 2.6), (2.9, 2.9)])], "0 outside"),  # too small for any pixel
-        ([outline(SQUARE, hole=True)], "0 outside"),  # a hole in nothing
     ],
 )
 def test_regions_of_which_none_leaves_a_pixel_are_refused(regions: list[Region], said: str) -> None:
@@ -251,6 +250,18 @@ def test_regions_of_which_none_leaves_a_pixel_are_refused(regions: list[Region],
     finding = caught.value.finding
     assert (finding.severity, finding.code, finding.subject) == ("error", "no_region_drawn", "a.xml")
     assert said in finding.message and "12 x 10 (columns x rows)" in finding.message
+    # the mend fits: what lies inside is not of the whole slide
+    assert ("whole slide" in finding.mend) == ("0 outside" not in said)
+    assert finding.message.startswith("its 1 region leaves no" if len(regions) == 1 else "none of its 3 regions leaves")
+
+
+def test_holes_alone_are_said_to_be_that() -> None:
+    holes = [outline(SQUARE, hole=True)] * 2
+    with pytest.raises(CaseError) as caught:
+        check_something_drawn(holes, draw(*holes).instances, "a.xml")
+    finding = caught.value.finding
+    assert finding.code == "no_region_drawn" and finding.message.startswith("all of its 2 regions are holes")
+    assert "outlines" in finding.mend
 
 
 def test_regions_that_share_an_edge_share_no_pixel() -> None:

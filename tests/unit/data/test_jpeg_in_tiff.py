@@ -72,6 +72,19 @@ def test_halved_colors_without_a_marker_are_refused_under_the_tag_of_rgb(tmp_pat
     assert message.startswith("the file's tag says RGB, its JPEG data say YCbCr by colors of fewer pixels")
 
 
+@pytest.mark.parametrize(("orientation", "turns"), [(3, 2), (6, 3), (8, 1)])
+def test_the_orientation_of_such_a_file_is_applied(tmp_path: Path, orientation: int, turns: int) -> None:
+    path = tmp_path / "tile.tif"
+    options: Any = {"photometric": "rgb", "compression": "jpeg", "rowsperstrip": TISSUE.shape[0]}
+    tags = [(274, "H", 1, orientation, True)]
+    tifffile.imwrite(path, iter([jfif("444")]), shape=TISSUE.shape, dtype=np.uint8, extratags=tags, **options)
+    with tifffile.TiffFile(path, mode="r+b") as file:
+        file.pages[0].tags["PhotometricInterpretation"].overwrite(RGB)
+    picture, findings = read_rgb(path, "tile.tif")
+    assert np.abs(picture.astype(int) - np.rot90(TISSUE, turns)).mean() < LOSS
+    assert len(findings) == 2 and "orientation" in findings[1].message
+
+
 def test_a_file_of_libtiff_is_read_as_ever(tmp_path: Path) -> None:
     path = tmp_path / "tile.tif"
     Image.fromarray(TISSUE).save(path, compression="jpeg", quality=95)

@@ -83,7 +83,9 @@ def test_a_link_to_nowhere_is_still_a_case(tmp_path: Path) -> None:
 
 
 def test_empty_folder_is_an_error_not_an_empty_list(tmp_path: Path) -> None:
-    assert codes(find_cases(tmp_path)[1]) == ["no_cases"]
+    [finding] = find_cases(tmp_path)[1]
+    assert (finding.code, finding.message) == ("no_cases", "the folder holds no NIfTI volume")
+    assert finding.mend == "put CaseNN.nii.gz and CaseNN_segmentation.nii.gz of each case into it"
 
 
 def test_folder_that_cannot_be_listed(tmp_path: Path) -> None:

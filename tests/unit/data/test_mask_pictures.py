@@ -128,6 +128,17 @@ def test_of_black_and_white_black_is_background(save: Save) -> None:
     assert refused(save(palette(drawn(), WHITE, BLACK))).code == "mask_colors"
 
 
+def test_a_palette_that_shows_another_number_than_0_black_is_refused(save: Save) -> None:
+    """As programs leave it that sort colors by their brightness or number: nuclei would be background."""
+    finding = refused(save(palette(1 - drawn(), RED, BLACK)))
+    assert finding.code == "mask_colors" and finding.message.startswith("the palette shows 1 black and 0 in another")
+    colors = np.zeros((*SHAPE, 3), np.uint8)
+    colors[4:14, 6:20], colors[20:26, 30:41] = (90, 180, 70), (200, 30, 0)
+    assert refused(save(Image.fromarray(colors).quantize(8))).code == "mask_colors"
+    # 0 is black too: the others have no color of their own
+    np.testing.assert_array_equal(labels_of(save(palette(drawn(2), BLACK, RED, BLACK))), drawn(2))
+
+
 def test_colors_of_nuclei_on_black(save: Save) -> None:
     colors = np.zeros((*SHAPE, 3), np.uint8)
     colors[4:14, 6:20], colors[20:26, 30:41] = (0, 0, 9), (200, 30, 0)
@@ -242,6 +253,25 @@ def test_a_damaged_png_is_refused_even_where_it_decodes(save: Save) -> None:
     content[place] ^= 0xFF  # a pixel; only the checksum tells
     path.write_bytes(content)
     assert refused(path).code == "unreadable_annotation"
+
+
+@pytest.mark.parametrize(
+    ("content", "said", "mend"),
+    [
+        (b"", "the file is empty", "copy or export it again"),
+        (b"nuclei: 12", "the file is a text, no picture", "export it as PNG or TIFF"),
+        (b"PK\x03\x04" + bytes(40), "the file is a zip archive, no picture", "export it as PNG or TIFF"),
+    ],
+    ids=("empty", "text", "zip"),
+)
+def test_what_is_no_picture_is_said(tmp_path: Path, content: bytes, said: str, mend: str) -> None:
+    path = tmp_path / "a_mask.png"
+    path.write_bytes(content)
+    finding = refused(path)
+    assert (finding.code, finding.message, finding.mend) == ("unreadable_annotation", said, mend)
+    path.unlink()
+    path.symlink_to(tmp_path / "gone.png")
+    assert refused(path).message == "there is no such file"
 
 
 def test_of_another_size_is_refused_before_it_is_decoded(save: Save, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from nibabel.orientations import axcodes2ornt, inv_ornt_aff, io_orientation, orn
 from harmofl.data.findings import CaseError
 from harmofl.data.geometry import corner_distance
 from harmofl.data.nifti import read_scan
+from tests.unit.data.raw_nifti import raw_nifti
 
 LPS = np.diag([-0.5, -0.5, 3.0, 1.0])
 CODES = ["".join(codes) for codes in itertools.permutations(("L", "P", "S"))] + ["RAS", "LAS", "LPI", "AIR", "PSR"]
@@ -56,10 +57,16 @@ def test_b7_other_dimensions_are_refused(write_nifti, shape: tuple[int, ...]) ->
     assert refused(write_nifti("a.nii.gz", np.ones(shape, np.int16))) == "not_three_dimensional"
 
 
+def test_a_qform_alone_that_is_no_rotation_is_named(tmp_path: Path, gland) -> None:
+    path = raw_nifti(tmp_path / "a.nii", gland[0], qform=np.eye(4), codes=(0, 1), quatern_b=1, quatern_c=1)
+    with pytest.raises(CaseError, match="a.nii: the qform of the header is no rotation"):
+        read_scan(path)
+
+
 def test_missing_empty_and_foreign_files(tmp_path: Path) -> None:
     assert refused(tmp_path / "absent.nii.gz") == "missing_file"
     (tmp_path / "folder.nii.gz").mkdir()
-    assert refused(tmp_path / "folder.nii.gz") == "unreadable_file"
+    assert refused(tmp_path / "folder.nii.gz") == "not_a_file"
     contents = {
         "zero.nii.gz": (b"", "empty_file"),
         "nothing.nii.gz": (gzip.compress(b""), "not_an_image"),

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from harmofl.app.check import finding_lines
 from harmofl.data.findings import CaseError, DataRootError, Finding
 from harmofl.data.imagescope import CELL_TYPES
 from harmofl.data.nuclei import (
@@ -115,6 +116,9 @@ def test_twins_count_once_and_tif_is_read(touch: Touch) -> None:
         ("notice", "twin_image", "p/a.tif, p/a.svs, p/a.xml"),
         ("notice", "twin_image", "p/b.png, p/b.svs, p/b.xml"),
     ]
+    site = touch("p/c.svs", "p/c.tif", "p/c.xml")
+    twins = [finding for finding in find_nuclei(site)[1] if "tif" in finding.subject]
+    assert len(twins) == 2 and len(finding_lines(twins)) == 1  # all images of MoNuSAC are told of in one line
 
 
 def test_flat_and_in_two_folders(touch: Touch) -> None:

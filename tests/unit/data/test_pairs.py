@@ -90,23 +90,28 @@ RESAMPLE, CONVERT, SAVE = (
         (({"sform": LPS}, {"qform": LPS, "codes": (0, 0)}), "the mask's header holds neither sform nor qform", SAVE),
         (
             ({"sform": LPS @ np.diag([1.2, 1.2, 1, 1]), "pixdim": (0.5, 0.5, 3)}, {"sform": LPS}),
-            "by the voxel sizes of the image's header, which contradicts its sform, they agree",
+            "by the voxel sizes of the image's header they agree, its sform says otherwise",
             CONVERT,
         ),
         (
             ({"sform": LPS}, {"sform": LPS @ np.diag([1.2, 1.2, 1, 1]), "pixdim": (0.5, 0.5, 3)}),
-            "by the voxel sizes of the mask's header, which contradicts its sform, they agree",
+            "by the voxel sizes of the mask's header they agree, its sform says otherwise",
             SAVE,
         ),
         (
             ({"sform": LPS, "qform": MIRRORED, "codes": (1, 1)}, {"sform": MIRRORED}),
-            "by the qform of the image's header, which contradicts its sform, they agree",
+            "by the qform of the image's header they agree, its sform says otherwise",
             CONVERT,
         ),
         (
             ({"sform": LPS}, {"sform": moved(y=9), "qform": LPS, "codes": (1, 1)}),
-            "by the qform of the mask's header, which contradicts its sform, they agree",
+            "by the qform of the mask's header they agree, its sform says otherwise",
             SAVE,
+        ),
+        (
+            ({"sform": LPS, "qform": MIRRORED, "codes": (1, 1)}, {"sform": MIRRORED, "qform": LPS, "codes": (1, 1)}),
+            "both headers contradict themselves",
+            f"compare both with the series, then {CONVERT} from DICOM, or {SAVE}",
         ),
         (({"sform": LPS}, {"sform": np.eye(4)}), "the mask's sform is the identity", SAVE),
         (({"sform": np.eye(4)}, {"sform": moved(x=3)}), "the image's sform is the identity", CONVERT),
@@ -123,6 +128,15 @@ def test_a_mismatch_names_the_header_that_is_wrong(tmp_path, gland, headers, tol
     finding = refusal_of(Case("A", *files))
     assert (finding.code, finding.subject) == ("geometry_mismatch", "A.nii, A_s.nii")
     assert told in finding.message and finding.mend.startswith(mend)
+
+
+@pytest.mark.parametrize("headers", [({"qform": LPS, "codes": (0, 0)}, {"sform": LPS}), ({}, {"sform": np.eye(4)})])
+def test_no_header_is_blamed_for_another_number_of_voxels(tmp_path, gland, headers) -> None:
+    image = raw_nifti(tmp_path / "A.nii", gland[0], **({"sform": LPS} | headers[0]))
+    mask = raw_nifti(tmp_path / "A_s.nii", gland[1][:, :, :-1], **headers[1])
+    finding = refusal_of(Case("A", image, mask))
+    assert finding.message == "image and mask differ in size (6x16x20 against 5x16x20, slices x rows x columns)"
+    assert finding.mend.startswith(RESAMPLE)
 
 
 def test_padding_is_replaced_beside_a_mask_as_alone(write_case, gland) -> None:
@@ -216,7 +230,7 @@ def test_b8_one_bad_voxel_is_replaced_by_the_finite_minimum(write_case, gland, b
     assert np.isfinite(pair.image).all()
     assert pair.image[5, 4, 3] == image[np.isfinite(image)].min()
     assert [(finding.code, finding.severity) for finding in pair.findings] == [("not_finite", "warning")]
-    assert "1 NaN" in pair.findings[0].message
+    assert pair.findings[0].message == "1 NaN or infinite voxel was replaced by the smallest intensity"
 
 
 @pytest.mark.parametrize("count", [2, 320, 1920])  # 2 of 1920 is 0.104 %, 320 is one slice

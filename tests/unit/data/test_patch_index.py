@@ -61,7 +61,13 @@ def test_a_missing_file_or_column_is_named(tmp_path):
     folder = write_index(tmp_path, "004,1,2,3,0", header="patient,node,x_coord,y_coord,tumor")
     assert "line 1: no column slide, center, split" in message_of(folder)
     (tmp_path / "metadata.csv").write_bytes(b"")
-    assert "line 1: no column patient" in message_of(folder)
+    assert message_of(folder) == "metadata.csv is empty; copy it again from its source"
+    write_index(tmp_path)
+    assert message_of(folder) == "metadata.csv has no row behind its first line; copy it again from its source"
+    (tmp_path / "metadata.csv").write_text("sep=,\n")
+    assert "line 1: is 'sep=', a note to spreadsheets; delete this line" in message_of(folder)
+    (tmp_path / "metadata.csv").write_bytes(b"PK\x03\x04" + bytes(60))  # a workbook of Excel
+    assert "is a zip archive, no text; export the table as CSV" in message_of(folder)
     (tmp_path / "metadata.csv").write_bytes(b"\xff\xff\x00\x00")
     assert "no UTF-8 text" in message_of(folder)
 
@@ -118,7 +124,6 @@ def test_a_row_that_cannot_be_parsed_is_named_with_its_line(tmp_path, broken, pr
 def test_an_unknown_center_is_named_with_those_that_exist(tmp_path):
     folder = write_index(tmp_path, row(0, center=1), row(1, center=3))
     assert "no row of center 5 (it has 1, 3, counted from 0)" in message_of(folder, 1, 5)
-    assert "it has none" in message_of(write_index(tmp_path), 0)
 
 
 def test_a_patch_listed_twice_counts_once(tmp_path):

@@ -189,6 +189,9 @@ def test_values_of_unknown_range_are_refused(tmp_path, dtype):
     path = tmp_path / "values.tif"
     tifffile.imwrite(path, np.ones((4, 4), dtype))
     refused(path, "color_mode")
+    tifffile.imwrite(path, np.ones((4, 4, 3), dtype), photometric="rgb")  # which Pillow does not know
+    kind = np.dtype(dtype)
+    assert refused(path, "color_mode") == f"a TIFF of {kind}, shape (4, 4, 3), photometric RGB is not 8-bit RGB"
 
 
 def test_lab_is_refused(tmp_path):
