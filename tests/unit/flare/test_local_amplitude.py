@@ -162,6 +162,18 @@ def test_four_patients_are_too_few(
     assert local.own_profile().shape == (3, 11)
 
 
+def test_noise_is_made_for_a_split_that_no_image_decides(
+    make: Any, images: Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    # as_published cuts the list of all images at 64 %: one patient's fifth image moves another's into validation, and
+    # the mean moves by what two patients contribute, not one
+    published = {"data.split": "as_published"}
+    assert make(images, clip=0.8, **published)[0].before_training() is None
+    assert "amplitude not sent: with data.split as_published the images of one patient decide" in caplog.text
+    assert make(images, **published)[0].before_training() is not None, "without noise nothing is promised"
+    assert make(images, clip=0.8, **{"data.split": "patient"})[0].before_training() is not None
+
+
 @pytest.mark.parametrize("is_blank", [True, False])
 def test_a_patient_who_shows_nothing_counts_as_the_center(make: Any, images: Tensor, is_blank: bool) -> None:
     # item 5 is all of patient d: blank, or another patient's image that stands in for one that cannot be read
@@ -260,7 +272,7 @@ def test_a_patient_without_contrast_is_not_behind_the_statistic(
     local, experiment = make(images)
     assert local.before_training() is None and local.blank_images == 1
     images_left = 8 if len(channels) == 3 else 9
-    assert f"amplitude not sent: {images_left} images of 4 training patients, 5 are needed" in caplog.text
+    assert f"amplitude not sent: {images_left} images of 4 training patients, 5 needed" in caplog.text
     assert "1 training images have no contrast in a channel" in caplog.text
     exact = statistics(images, experiment)
     expected = exact.mean(0)
