@@ -210,6 +210,20 @@ def test_the_site_is_told_how_many_patients_were_clipped(
     assert "amplitude not sent" in caplog.text and "raise relative_clip" in caplog.text
 
 
+def test_with_noise_too_the_channel_with_the_fewest_patients_counts(make: Any, images: Tensor) -> None:
+    images[6, 1] = 0.5  # all of patient e, in one channel: four patients show something there
+    assert make(images, clip=0.8)[0].before_training() is None
+    assert make(images, clip=0.8, least=4)[0].before_training().patients == 5, "the noise is made for five"
+
+
+def test_a_patient_who_shows_nothing_is_not_among_those_that_could_be_clipped(
+    make: Any, images: Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    images[5] = 0.25  # all of patient d: of the four who show anything every one is clipped
+    assert make(images, clip=1e-3, least=4)[0].before_training() is None
+    assert "amplitude not sent: 4 of 4 patients were clipped at" in caplog.text
+
+
 @pytest.mark.parametrize(("intensity", "region"), [("window", "dc"), ("window", "full"), ("window", "low")])
 def test_one_setting_keeps_the_statistic_of_every_region(
     make: Any, images: Tensor, intensity: str, region: str
