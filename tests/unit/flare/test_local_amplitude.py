@@ -144,6 +144,14 @@ def test_a_sites_own_statistic_stays_exact(make: Any, images: Tensor) -> None:
     assert np.abs(sent.values - exact).max() > 0.01
 
 
+@pytest.mark.parametrize("estimation", ["first_batch", "running_mean", "before_training"])
+def test_a_site_that_joins_late_has_the_exact_profile_whatever_the_estimation(
+    make: Any, images: Tensor, estimation: str
+) -> None:
+    local, experiment = make(images, **{"amplitude.estimation": estimation})
+    np.testing.assert_allclose(local.own_profile().numpy(), statistics(images, experiment).mean(0), rtol=1e-5)
+
+
 def test_without_noise_the_mean_over_images_leaves(make: Any, images: Tensor) -> None:
     local, experiment = make(images)
     sent = local.before_training()
