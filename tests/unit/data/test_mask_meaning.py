@@ -241,3 +241,13 @@ def test_masks_unlike_the_others_of_the_site() -> None:
 
 def test_a_site_of_very_different_masks_has_no_typical_one() -> None:
     assert unlike_the_others({str(n): 2.0**n for n in range(-8, 9)}, "mL") == []
+
+
+@pytest.mark.parametrize("start", [100, BAND - 2, BAND - 1, BAND])
+def test_a_ramp_is_seen_wherever_rows_are_parted_to_be_looked_at(start: int) -> None:
+    # three rows between 0 above and 255 below: one not seen, at the edge of a band, would leave too few values
+    mask = np.zeros((600, 40), np.uint8)
+    mask[start : start + 3] = [[64], [128], [192]]
+    mask[start + 3 :] = 255
+    mask[0, 0] = 255  # rows are counted from the first one that holds anything
+    assert not accepted(mask)
