@@ -99,7 +99,7 @@ def interval_of(value: float, units: Units | None, count: int, largest: float | 
     """Student's 95 % interval of a score over independent units, on a scale that keeps it within its range.
 
     The variance is the jackknife's, the degrees of freedom are the effective number of units less one, since few
-    large units know less than as many equal ones. Coverage by simulation stands in tests/unit/core/test_coverage.py.
+    large units know less than as many equal ones. Coverage by simulation stands in tests/unit/core/test_clustered.py.
 
     Args:
         value: the score.

@@ -8,8 +8,9 @@ alone, and |m_p| <= d after clipping, d = relative clip times a scale. c, d and 
 differ in the images of one patient q: the center and the scale follow from settings that everybody knows, and a patient
 of whom no image can be read or shows anything has the move 0 and still counts in n. So
 |f - f'| = |m_q - m'_q| / n <= (|m_q| + |m'_q|) / n <= 2 d / n, which is the sensitivity, reached by opposite moves. n
-itself is not hidden. Nor is that nothing is released, where too few patients show anything or every one is clipped:
-these events depend on the images, and the guarantee holds for what is released. All work is float64.
+itself is not hidden, nor which patients train: both are taken as given, and must not follow from anybody's images. Nor
+is it hidden that nothing is released, where too few patients show anything or every one is clipped: these events depend
+on the images, and the guarantee holds for what is released. All work is float64.
 """
 
 import math

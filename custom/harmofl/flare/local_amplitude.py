@@ -30,7 +30,8 @@ class LocalAmplitude:
     it: those with an image that carries weight in it and has contrast, counted in the channel in which they are fewest.
     A site that adds noise sends instead, whatever the estimation, the mean over all training patients of each one's
     mean statistic, clipped: the noise for it is known, and the site's filter adds it. Where every patient is clipped,
-    the clipped mean says nothing of the site, and none is sent.
+    the clipped mean says nothing of the site, and none is sent; nor is it with the split `as_published`, in which one
+    patient's images move those of others into training or out of it, so that the noise would be too small.
     """
 
     def __init__(
@@ -94,6 +95,12 @@ class LocalAmplitude:
         if noise is None:
             assert measured.patients is not None, "of a site"
             return measured if self._are_enough(measured.patients, measured.images) else None
+        if self._experiment.data.split == "as_published":
+            self._logger.warning(
+                "amplitude not sent: with data.split as_published the images of one patient decide which images of the "
+                "others train, so that the noise would not hide that patient; this site trains with the global one"
+            )
+            return None
         return self._clipped(noise.relative_clip) if self._are_enough(self._data.patient_count) else None
 
     def _are_enough(self, patients: int, images: int | None = None) -> bool:

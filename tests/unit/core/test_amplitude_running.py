@@ -81,3 +81,14 @@ def test_a_batch_that_shows_nothing_in_a_channel_is_no_batch_of_it(estimation):
     assert running.settled == (estimation == "first_batch")
     assert running.behind().tolist() == [[False, True], [True, estimation != "first_batch"]]
     assert (running.images, running.blank) == (2, 1)
+
+
+def test_each_channel_has_its_own_heaviest_image_and_blank_images_are_kept():
+    running = RunningAmplitude("running_mean", 0.9)
+    running.update(torch.rand(12, 2, 3), None, torch.arange(12))
+    # item 12 shows channel 0 alone: there it weighs 0.9 and each of the twelve 0.1 * 0.9 / 12, in channel 1 0.9 / 12
+    running.update(torch.rand(1, 2, 3), torch.tensor([[True, False]]), torch.tensor([12]))
+    assert running.behind().tolist() == [12 * [False] + [True], 12 * [True] + [False]]
+    again = RunningAmplitude("running_mean", 0.9)
+    again.load_state_dict(running.state_dict())
+    assert (again.blank, again.images, again.behind().tolist()) == (1, 13, running.behind().tolist())

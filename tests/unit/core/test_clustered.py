@@ -115,6 +115,25 @@ def test_one_patient_with_nearly_all_images_leaves_no_interval_of_a_difference()
     assert interval_of(0.1, Units(units.values, 2.0), 3, None).no_interval is None
 
 
+@pytest.mark.parametrize(("parts", "is_given"), [([19, 1, 1, 1, 1, 1, 1], False), ([17, 2, 2, 2, 2, 2, 2], True)])
+def test_the_effective_number_of_patients_must_be_2(parts: list[int], is_given: bool) -> None:
+    # 25^2 / (361 + 6) = 1.70 and 29^2 / (289 + 24) = 2.69, each of seven patients
+    units = ratio_units([(round(0.6 * of) + (of > 2), of) for of in parts])
+    assert units is not None
+    # so close to each other that even the quantile of 0.7 degrees of freedom, 36, makes no wide interval
+    found = interval_of(0.6, Units(np.linspace(0.599, 0.601, 7), units.effective), 7, 1)
+    assert (found.no_interval is None) == is_given
+
+
+def test_differences_that_are_equal_but_for_rounding_have_no_spread() -> None:
+    # 0.9 - 0.8, 0.8 - 0.7 and 0.7 - 0.6 differ in float64 by 1e-16, which would be an interval from 0.100 to 0.100
+    one, other = (ratio_units([(right - less, 10) for right in (9, 8, 7)]) for less in (0, 1))
+    assert one is not None and other is not None
+    values = one.values - other.values
+    assert np.ptp(values) > 0
+    assert interval_of(0.1, Units(values, one.effective), 3, None).no_interval == "no_spread"
+
+
 def test_an_undefined_score_has_no_interval() -> None:
     assert interval_of(nan, None, 0, 1).no_interval == "undefined"
 

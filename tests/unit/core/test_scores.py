@@ -181,3 +181,9 @@ def test_predicted_classes_are_the_largest_logits():
     classes = predicted_classes(logits)
     assert classes.dtype == torch.uint8
     assert torch.equal(classes.long(), torch.tensor(logits.numpy().argmax(1)))
+
+
+def test_the_mean_is_over_cases_whosever_they_are():
+    summary = summarize([0.6, 0.8, 0.1], ["a", "a", "b"])
+    # over patients it would be (0.7 + 0.1) / 2
+    assert (summary.mean, summary.n, summary.patients) == (pytest.approx(0.5), 3, 2)

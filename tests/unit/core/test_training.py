@@ -22,6 +22,7 @@ from toy_segmentation import (
     settings,
 )
 
+from harmofl.core.augmentation import flip_and_rotate
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
     TrainingError,
@@ -84,6 +85,28 @@ def test_the_order_is_the_same_with_and_without_augmentation():
     plain = seen("none")
     assert torch.equal(plain, seen("flip_rotate")), "sorted pixels tell which image it is, however it is turned"
     assert not torch.equal(plain[:IMAGES], plain[IMAGES:]), "each epoch has an order of its own"
+
+
+def test_order_augmentation_and_network_have_each_its_own_seed():
+    def by_hand(purpose, epoch):
+        return int(hashlib.sha256(f"3/{purpose}/{epoch}".encode()).hexdigest()[:16], 16) // 2
+
+    model, seen, drawn = network(), [], set()
+    model.register_forward_pre_hook(lambda module, inputs: seen.append(inputs[0]))
+    model.register_forward_pre_hook(lambda module, inputs: drawn.add(torch.initial_seed()))
+    optimizer = WeightPerturbation(build_optimizer(model, "sgd", 0.05, 0.9, 0.0), 0.0, model)
+    plain = normalization(intensity="none")
+    fit_round(model, plain, optimizer, cross_entropy, dataset(), settings=settings(epochs=2), seed=3)
+    assert drawn == {by_hand("network", 0)}
+    images, labels = dataset().tensors
+    expected = []
+    for epoch in range(2):
+        order, augmentation = (
+            torch.Generator().manual_seed(by_hand(purpose, epoch)) for purpose in ("order", "augmentation")
+        )
+        for items in torch.tensor(list(RandomSampler(images, generator=order))).split(BATCH):
+            expected.append(flip_and_rotate(images[items], labels[items], augmentation)[0])
+    assert torch.equal(torch.cat(seen), torch.cat(expected))
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam"])

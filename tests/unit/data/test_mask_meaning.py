@@ -262,3 +262,29 @@ def test_masks_unlike_the_others_of_the_site() -> None:
 
 def test_a_site_of_very_different_masks_has_no_typical_one() -> None:
     assert unlike_the_others({str(n): 2.0**n for n in range(-8, 9)}, "mL") == []
+
+
+@pytest.mark.parametrize("start", [100, BAND - 2, BAND - 1, BAND])
+def test_a_ramp_is_seen_wherever_rows_are_parted_to_be_looked_at(start: int) -> None:
+    # three rows between 0 above and 255 below: one not seen, at the edge of a band, would leave too few values
+    mask = np.zeros((600, 40), np.uint8)
+    mask[start : start + 3] = [[64], [128], [192]]
+    mask[start + 3 :] = 255
+    mask[0, 0] = 255  # rows are counted from the first one that holds anything
+    assert not accepted(mask)
+
+
+def test_labels_that_lie_between_slices_in_part_are_labels() -> None:
+    volume = np.full((3, 10, 10), 10, np.uint8)
+    volume[1, :5], volume[1, 5:], volume[2] = 20, 30, 40
+    assert not accepted(volume), "all of 20 and 30 lies between 10 and 40"
+    # row 0 and row 9 of the first slice: 40 of 60 voxels of either label lie between now, 0.67 where 0.95 are a ramp
+    volume[0, 0], volume[0, 9] = 20, 30
+    assert accepted(volume)
+
+
+@pytest.mark.parametrize(("pixels", "codes"), [(9, ["implausible_share"]), (11, [])])
+def test_nearly_none_is_less_than_one_pixel_in_ten_thousand(pixels: int, codes: list[str]) -> None:
+    marked = np.zeros((400, 250), bool)
+    marked[0, :pixels] = True
+    assert [finding.code for finding in share_findings(marked, None, "a_mask.png")] == codes

@@ -42,6 +42,17 @@ def test_cases_of_one_patient_are_one_unit(results):
     assert (site.low, site.high) == (pytest.approx(-0.048414, abs=1e-6), pytest.approx(0.448414, abs=1e-6))
 
 
+def test_a_patient_with_more_cases_has_more_part_in_the_difference(results):
+    # the two scores beside it are means over cases, so their difference is too: (0.1 + 0.2 + 0.5 + 0.0) / 4, where
+    # the mean over the three patients would be (0.15 + 0.5 + 0) / 3
+    local = local_of(results, HEALTHY=[0.5, 0.5, 0.25, 0.5])
+    for run in (results, local):
+        run.sites["HEALTHY"].test["dice"].patient_of_case = [0, 0, 1, 2]
+    results.sites["HEALTHY"].test["dice"].per_case = [0.6, 0.7, 0.75, 0.5]
+    (site,) = compare_with_local(results, local).sites
+    assert site.mean == pytest.approx(0.2)
+
+
 def test_the_interval_over_sites_takes_sites_for_units(results):
     healthy = results.sites["HEALTHY"]
     for name in ("EMPTY", "SILENT"):

@@ -100,6 +100,11 @@ def test_a_hard_site_that_misses_a_round_does_not_make_it_the_best(make_run: Cal
         ([{A: 0.1}, {A: 0.2}, {B: 0.9}, {B: 0.95}], 0),
         # equal scores: the first stays
         ([{A: 0.1}, {A: 0.5, B: 0.5}, {A: 0.5, B: 0.5}, {A: 0.4, B: 0.6}], 0),
+        # three models that each beat one other: 0 loses to 1 at B, 1 to 2 at C, 2 to 0 at A; the order decides
+        ([{A: 0.1}, {A: 0.5, B: 0.6}, {B: 0.7, C: 0.3}, {C: 0.4, A: 0.4}], 2),
+        ([{A: 0.1}, {C: 0.4, A: 0.4}, {B: 0.7, C: 0.3}, {A: 0.5, B: 0.6}], 2),
+        ([{A: 0.1}, {B: 0.7, C: 0.3}, {A: 0.5, B: 0.6}, {C: 0.4, A: 0.4}], 2),
+        ([{A: 0.1}, {B: 0.7, C: 0.3}, {A: 0.5, B: 0.6}, {A: 0.4}], 0),
         # nobody scored the first models at all
         ([{A: None}, {A: None}, {A: NAN}, {A: 0.0}], 2),
         ([{A: 0.3}, {A: float("inf")}, {A: 0.2}, {A: 0.1}], 1),

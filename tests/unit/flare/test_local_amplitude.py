@@ -144,6 +144,14 @@ def test_a_sites_own_statistic_stays_exact(make: Any, images: Tensor) -> None:
     assert np.abs(sent.values - exact).max() > 0.01
 
 
+@pytest.mark.parametrize("estimation", ["first_batch", "running_mean", "before_training"])
+def test_a_site_that_joins_late_has_the_exact_profile_whatever_the_estimation(
+    make: Any, images: Tensor, estimation: str
+) -> None:
+    local, experiment = make(images, **{"amplitude.estimation": estimation})
+    np.testing.assert_allclose(local.own_profile().numpy(), statistics(images, experiment).mean(0), rtol=1e-5)
+
+
 def test_without_noise_the_mean_over_images_leaves(make: Any, images: Tensor) -> None:
     local, experiment = make(images)
     sent = local.before_training()
@@ -160,6 +168,18 @@ def test_four_patients_are_too_few(
     counted = "9 images of " if clip is None else ""
     assert f"amplitude not sent: {counted}4 training patients, 5 needed" in caplog.text
     assert local.own_profile().shape == (3, 11)
+
+
+def test_noise_is_made_for_a_split_that_no_image_decides(
+    make: Any, images: Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    # as_published cuts the list of all images at 64 %: one patient's fifth image moves another's into validation, and
+    # the mean moves by what two patients contribute, not one
+    published = {"data.split": "as_published"}
+    assert make(images, clip=0.8, **published)[0].before_training() is None
+    assert "amplitude not sent: with data.split as_published the images of one patient decide" in caplog.text
+    assert make(images, **published)[0].before_training() is not None, "without noise nothing is promised"
+    assert make(images, clip=0.8, **{"data.split": "patient"})[0].before_training() is not None
 
 
 @pytest.mark.parametrize("is_blank", [True, False])
@@ -196,6 +216,20 @@ def test_the_site_is_told_how_many_patients_were_clipped(
         # the hospital's log alone: what is sent says no such number
         assert sent is None or not any(value == clipped for value in (sent.images, sent.patients, sent.clip))
     assert "amplitude not sent" in caplog.text and "raise relative_clip" in caplog.text
+
+
+def test_with_noise_too_the_channel_with_the_fewest_patients_counts(make: Any, images: Tensor) -> None:
+    images[6, 1] = 0.5  # all of patient e, in one channel: four patients show something there
+    assert make(images, clip=0.8)[0].before_training() is None
+    assert make(images, clip=0.8, least=4)[0].before_training().patients == 5, "the noise is made for five"
+
+
+def test_a_patient_who_shows_nothing_is_not_among_those_that_could_be_clipped(
+    make: Any, images: Tensor, caplog: pytest.LogCaptureFixture
+) -> None:
+    images[5] = 0.25  # all of patient d: of the four who show anything every one is clipped
+    assert make(images, clip=1e-3, least=4)[0].before_training() is None
+    assert "amplitude not sent: 4 of 4 patients were clipped at" in caplog.text
 
 
 @pytest.mark.parametrize(("intensity", "region"), [("window", "dc"), ("window", "full"), ("window", "low")])
