@@ -67,7 +67,7 @@ def test_one_flipped_bit_of_a_png_is_found(tmp_path):
 def test_what_is_no_image_is_refused(tmp_path):
     path = tmp_path / "patch.png"
     refused(path, "missing_image")
-    refused(tmp_path, "missing_image")
+    assert "is a folder" in refused(tmp_path, "not_a_file")
     path.write_bytes(b"")
     assert "empty" in refused(path, "unreadable_image")
     path.write_text("<html>not found</html>\n" * 9)
