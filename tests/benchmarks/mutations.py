@@ -44,10 +44,16 @@ AT_ONCE = 2
 # Tests by file, below tests/; a file of the folders named here that is missing is an error.
 TESTS: dict[str, tuple[str, ...]] = {
     "core/aggregation.py": ("unit/core/test_aggregation.py", "unit/core/test_aggregation_refusals.py"),
-    "core/amplitude.py": ("unit/core/test_amplitude_normalization.py", "unit/core/test_amplitude_running.py"),
+    "core/amplitude.py": (
+        "unit/core/test_amplitude_normalization.py",
+        "unit/core/test_amplitude_running.py",
+        "unit/core/test_contrast.py",
+    ),
     "core/augmentation.py": ("unit/core/test_augmentation.py", "unit/core/test_parallel.py"),
     "core/best_round.py": ("unit/flare/test_best_round.py",),
     "core/classification.py": ("unit/core/test_classification.py",),
+    "core/clustered.py": ("unit/core/test_clustered.py",),
+    "core/contrast.py": ("unit/core/test_contrast.py",),
     "core/deployed.py": ("unit/core/test_deployed.py",),
     "core/distances.py": ("unit/core/test_distances.py",),
     "core/drift.py": ("unit/core/test_drift.py",),
@@ -70,6 +76,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "core/training.py": (
         "unit/core/test_training.py",
         "unit/core/test_training_presets.py",
+        "unit/core/test_training_repeated.py",
         "unit/core/test_training_prediction.py",
         "unit/core/test_training_targets.py",
     ),
