@@ -96,3 +96,12 @@ def test_the_loss_is_the_mean_of_cross_entropy_and_of_the_dice_of_a_whole_batch(
     overlap, both = (shares * true).sum((0, 2, 3)), (shares + true).sum((0, 2, 3))
     expected = (entropy + np.mean(1 - 2 * overlap / both)) / 2
     assert float(TASK.loss()(logits, masks)) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("slices", ["all", "foreground"])
+def test_check_counts_the_slices_that_training_uses(resolve_job: Resolve, tmp_path: Path, slices: str) -> None:
+    experiment = resolve_job(JOB, {"data.height": 64, "data.width": 64, "reader.slices": slices})
+    write_prostate_site(tmp_path / "HK", "siemens_1.5t_endorectal", 4, 0, matrix=64, slices=6)
+    told = TASK.inspect(tmp_path / "HK", "HK", experiment)
+    used = TASK.open_site(tmp_path / "HK", "HK", experiment, tmp_path / "cache")
+    assert (told.training_images, told.validation_images) == (len(used.training), 6)  # one case is for validation
