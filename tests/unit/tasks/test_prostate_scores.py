@@ -101,9 +101,14 @@ def test_the_loss_is_the_mean_of_cross_entropy_and_of_the_dice_of_a_whole_batch(
 @pytest.mark.parametrize("slices", ["all", "foreground"])
 def test_check_counts_the_slices_that_training_uses(resolve_job: Resolve, tmp_path: Path, slices: str) -> None:
     experiment = resolve_job(JOB, {"data.height": 64, "data.width": 64, "reader.slices": slices})
-    write_prostate_site(tmp_path / "HK", "siemens_1.5t_endorectal", 4, 0, matrix=64, slices=12)
+    write_prostate_site(tmp_path / "HK", "siemens_1.5t_endorectal", 4, 0, matrix=64, slices=6)
+    for path in (tmp_path / "HK").glob("*_segmentation.nii.gz"):
+        image = nibabel.load(path)
+        mask = np.asarray(image.dataobj).copy()
+        mask[..., 0] = 0
+        nibabel.save(nibabel.Nifti1Image(mask, image.affine, image.header), path)
     told = TASK.inspect(tmp_path / "HK", "HK", experiment)
     used = TASK.open_site(tmp_path / "HK", "HK", experiment, tmp_path / "cache")
-    assert (told.training_images, told.validation_images) == (len(used.training), 12)  # one case is for validation
-    # 2 of 4 cases are for training, and the gland does not reach the first and the last slice
-    assert told.training_images == 24 if slices == "all" else told.training_images < 24
+    assert (told.training_images, told.validation_images) == (len(used.training), 6)  # one case is for validation
+    # 2 of 4 cases are for training; the gland fills 5 of 6 slices
+    assert told.training_images == (12 if slices == "all" else 10)
