@@ -15,6 +15,7 @@ from harmofl.data.findings import CaseError
 from harmofl.data.nuclei import NucleiCase, NucleiImage, read_nuclei
 from harmofl.experiment import Experiment
 from harmofl.tasks.nuclei import TASK, ScoredImages
+from harmofl.tasks.single_images import image_use
 
 JOB = "harmofl_nuclei"
 SMALL = {"data.height": 64, "data.width": 64}
@@ -93,3 +94,12 @@ def test_images_of_one_patient_are_one_unit(resolve_job: Resolve) -> None:
     images = [replace(picture(plane, plane), patient=patient) for patient in ("P7", "P2", "P7", "P9")]
     result = TASK.evaluate(predict_red, ScoredImages(images, resolve_job(JOB, SMALL)), workers=0)
     assert result.patients == [0, 1, 0, 2]
+
+
+def test_the_share_of_nuclei_that_is_told_of_an_image_is_that_of_its_mask(resolve_job: Resolve, tmp_path: Path) -> None:
+    picture = np.zeros((64, 64, 3), np.uint8)
+    picture[:16, :, 0] = 26  # a quarter of the pixels is of class 1, the rest background
+    Image.fromarray(picture).save(tmp_path / "a.png")
+    answer = image_use("nuclei").read(tmp_path / "a.png", resolve_job(JOB, SMALL)).answer(predict_red)
+    assert answer.labels is not None and int(answer.labels.sum()) == 16 * 64
+    assert answer.summary == "25.0 % of the pixels in nuclei"
