@@ -273,7 +273,7 @@ def _usable_folder(folder: Path) -> Path:
 def _check_data(data: Path | None, job: Job) -> None:
     """Refuse a data root that lacks a site of the job, and settings that no run would take."""
     if data is not None and not data.is_dir():
-        raise RehearsalError(f"--data {data}: is no folder; name the one that holds a folder for each site")
+        raise RehearsalError(f"--data {data}: is not a folder; name the one that holds a folder for each site")
     if is_outside(str(job.settings.get("task"))):  # its code runs at the sites only
         return
     experiment = job.resolve(demo=False)

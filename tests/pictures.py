@@ -15,7 +15,7 @@ def refused(path: Path, code: str) -> str:
         read_rgb(path, "site/patch")
     finding = caught.value.finding
     assert (finding.severity, finding.code, finding.subject) == ("error", code, "site/patch")
-    assert finding.mend
+    assert finding.fix
     assert "\n" not in str(finding)
     assert str(path) not in str(finding)
     return finding.message

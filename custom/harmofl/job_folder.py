@@ -46,7 +46,7 @@ class JobFolder:
             demo: apply the demo's overrides too, for a run at its settings on whatever data the sites have.
 
         Raises:
-            ExperimentError: no job folder, no sites, a broken experiment.json or override; one line with the mend.
+            ExperimentError: no job folder, no sites, a broken experiment.json or override; one line with the fix.
         """
         folder = folder.resolve()
         meta = read_json(folder / META, "name a job folder such as jobs/harmofl_prostate")
@@ -164,10 +164,10 @@ def read_json(path: Path, absent: str) -> Any:
 
     Args:
         path: the file.
-        absent: the mend where it cannot be read.
+        absent: the fix where it cannot be read.
 
     Raises:
-        ExperimentError: it cannot be read or is no JSON; one line with the place.
+        ExperimentError: it cannot be read or is not JSON; one line with the place.
     """
     try:
         return parse_json(path.read_text(encoding="utf-8"))

@@ -91,12 +91,12 @@ def prepare_kit(
 
 def _is_server(kit: Path) -> bool:
     if not (kit / "startup").is_dir() or not (kit / "local").is_dir():
-        raise KitError(f"{kit} is no startup kit: it needs the folders startup and local")
+        raise KitError(f"{kit} is not a startup kit: it needs the folders startup and local")
     if (kit / "startup" / "fed_admin.json").exists():
         raise KitError(f"{kit.name} is the kit of a person: nothing to set up, use it as it is")
     server = (kit / "startup" / "fed_server.json").exists()
     if not server and not (kit / "startup" / "fed_client.json").exists():
-        raise KitError(f"{kit} is no startup kit: startup has neither fed_client.json nor fed_server.json")
+        raise KitError(f"{kit} is not a startup kit: startup has neither fed_client.json nor fed_server.json")
     return server
 
 
@@ -106,7 +106,9 @@ def _checked_root(site: str, data_root: Path | None, in_container: bool) -> str:
     if not data_root.is_absolute():
         raise KitError(f"{site}: data root {data_root} is a relative path; give an absolute one")
     if not in_container and not data_root.is_dir():
-        raise KitError(f"{site}: data root {data_root} is no folder here (a path inside a container: --in-container)")
+        raise KitError(
+            f"{site}: data root {data_root} is not a folder here (a path inside a container: --in-container)"
+        )
     if not in_container and not os.access(data_root, os.R_OK | os.X_OK):
         raise KitError(f"{site}: data root {data_root} cannot be read by this user")
     return str(data_root)
@@ -183,7 +185,7 @@ def _read(path: Path) -> Settings:
     except OSError as error:
         raise KitError(f"{path} cannot be read: {error.strerror}") from None
     except ValueError as error:
-        raise KitError(f"{path} is no JSON: {error}") from None
+        raise KitError(f"{path} is not JSON: {error}") from None
     if not isinstance(settings, dict):
         raise KitError(f"{path} holds no JSON object")
     return settings

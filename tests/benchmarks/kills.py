@@ -97,7 +97,7 @@ class KillDrill:
         outcome = self.lead.watch(new_id[1])
         if outcome.code and "left no checkpoint" in outcome.lines[-1]:
             return "submitted again, no round had been saved", self.lead.run(self.bundle)
-        return next((line for line in outcome.lines if "goes on" in line), outcome.lines[-1]), outcome
+        return next((line for line in outcome.lines if "resumed from" in line), outcome.lines[-1]), outcome
 
     def equal(self, outcome: Outcome) -> bool:
         """Whether a run ended well, with the undisturbed run's weights, amplitude and best round."""

@@ -178,7 +178,7 @@ def test_a_setting_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
 
 
 def test_data_that_is_not_there_is_one_line(tmp_path: Path) -> None:
-    refused(tmp_path, "--data nowhere: is no folder", "--data", "nowhere")
+    refused(tmp_path, "--data nowhere: is not a folder", "--data", "nowhere")
 
 
 @pytest.mark.parametrize("name", ["my poc", "poc#1"])

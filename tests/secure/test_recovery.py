@@ -16,7 +16,7 @@ HOLDS = "misbehaving.Holds"
 
 def test_a_killed_job_process_of_a_site(lead: Lead, undisturbed: Outcome, consortium: Consortium, drill: Drill) -> None:
     """kill -9 of a site's job process in round 1: the job fails in bounded time naming the site; `harmofl resume`
-    goes on and ends with the undisturbed run's model.
+    resumes it and ends with the undisturbed run's model.
     """
     bundle, job_id = hold(lead, consortium)
     wait_until_only_hk_is_missing(consortium, job_id)
@@ -58,14 +58,14 @@ def test_a_run_that_still_goes_is_not_resumed(lead: Lead, consortium: Consortium
     target = consortium.folder / "too_early"
     consortium.harmofl("resume", str(bundle), job_id, "-o", str(target))
     outcome = lead.run(target / "job")
-    assert outcome.code == 1 and "still going in another job" in outcome.lines[-1], outcome.lines
+    assert outcome.code == 1 and "still running in another job" in outcome.lines[-1], outcome.lines
     (consortium.home / "hold").unlink()
     assert lead.watch(job_id).code == 0
     drill.saw(f"{outcome.lines[-1]}; the first one completed")
 
 
 def test_a_killed_server(lead: Lead, undisturbed: Outcome, consortium: Consortium, drill: Drill) -> None:
-    """kill -9 of the server in round 1, which two sites have finished: `harmofl resume` goes on from round 1 once it
+    """kill -9 of the server in round 1, which two sites have finished: `harmofl resume` resumes from round 1 once it
     is up again, these sites step back, the model is the undisturbed run's.
     """
     bundle, job_id = hold(lead, consortium)

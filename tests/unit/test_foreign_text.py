@@ -50,7 +50,7 @@ def test_a_value_of_the_command_line_too_deep_for_json_is_text() -> None:
 def test_what_cannot_be_printed_is_replaced() -> None:
     # a bell, an escape that would color a terminal, a lone surrogate as of a file name that is no UTF-8
     assert one_line("a\n\tb\x07\x1b[31m\udcff ä") == "a  b??[31m? ä"
-    assert str(Finding("error", "code", "Case\n00\x1b", "is\r\nodd", "mend  it")) == "error: Case 00?: is odd; mend it"
+    assert str(Finding("error", "code", "Case\n00\x1b", "is\r\nodd", "fix  it")) == "error: Case 00?: is odd; fix it"
 
 
 def test_a_key_of_several_lines_is_refused_in_one(tmp_path: Path, written: dict) -> None:

@@ -157,9 +157,9 @@ def _apply_patch(exported: Exported, source: Path, output: Path) -> list[str]:
     wanted = (exported.settings["height"], exported.settings["width"])
     if picture.shape[:2] != wanted:
         sizes = " instead of ".join(f"{width} x {height}" for height, width in (picture.shape[:2], wanted))
-        mend = "cut patches of the size and magnification of training"
+        fix = "cut patches of the size and magnification of training"
         message = f"the patch has {sizes} pixels (width x height)"
-        raise _reading("findings").refusal("patch_size", source.name, message, mend)
+        raise _reading("findings").refusal("patch_size", source.name, message, fix)
     shares = softmax(exported.logits(picture.transpose(2, 0, 1)[None].astype(np.float32) / 255))[0]
     named = zip(exported.settings["classes"], shares, strict=True)
     return [*map(str, findings), f"{source.name}: {', '.join(f'{name} {share:.6f}' for name, share in named)}"]

@@ -53,7 +53,7 @@ def check(
     if any(found.report.training_images for found in inspection.sites):
         _show_costs(console, inspection.sites, experiment)
     if inspection.has_errors:
-        console.print("errors were found: mend them, then check again")
+        console.print("errors were found: fix them, then check again")
     return int(inspection.has_errors)
 
 
@@ -80,12 +80,12 @@ def finding_lines(findings: Iterable[Finding]) -> list[str]:
     notices: dict[tuple[str, str], list[str]] = {}
     for finding in findings:
         if finding.severity == "notice":
-            notices.setdefault((finding.message, finding.mend), []).append(finding.subject)
+            notices.setdefault((finding.message, finding.fix), []).append(finding.subject)
         else:
             lines.append(str(finding))
-    for (message, mend), subjects in notices.items():
+    for (message, fix), subjects in notices.items():
         more = f" and {len(subjects) - 1} more" if len(subjects) > 1 else ""
-        lines.append(str(Finding("notice", "", subjects[0] + more, message, mend)))
+        lines.append(str(Finding("notice", "", subjects[0] + more, message, fix)))
     return lines
 
 

@@ -225,7 +225,7 @@ def _add_preflight(commands: "argparse._SubParsersAction[argparse.ArgumentParser
         "preflight",
         help="look at a startup kit and its machine before it starts",
         description="Check certificates, signature, server, data, disk, memory, GPU and policies of a kit; a running "
-        "site is not disturbed. Exit code 0, 1 where something must be mended, 2 for a mistake in the command.",
+        "site is not disturbed. Exit code 0, 1 where something must be fixed, 2 for a mistake in the command.",
     )
     preflight.add_argument(
         "kit", type=Path, metavar="KIT", help="startup kit: the folder that holds startup/ and local/"
@@ -250,7 +250,7 @@ def _add_watch(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
 def _add_resume(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     resume = commands.add_parser(
         "resume",
-        help="make a job that goes on from the last round of one that ended",
+        help="make a job that resumes one that ended, from its last round",
         description="Copy a job so that it begins with the checkpoint that the server kept of JOB_ID: round, best "
         "score, amplitude; each site takes up the state that belongs to that round.",
     )

@@ -73,8 +73,8 @@ def _run_open_cells(grid: Grid, processes: int | None, roots: Mapping[str, Path]
     except KeyboardInterrupt:
         done = sum(finished_record(cell.plan) is not None for cell in grid.cells)
         _say(
-            f"stopped with {done} of {count_text(len(grid.cells), 'cell')} finished; the same command "
-            f"goes on from there"
+            f"stopped with {done} of {count_text(len(grid.cells), 'cell')} finished; run the same command again "
+            "for the rest"
         )
         raise
 

@@ -42,8 +42,8 @@ def _signatures(kit: Kit) -> Iterator[Check]:
 
     again = "take it from the kit as handed over; what a site sets belongs into local/"
     if not (kit.startup / SIGNATURES).exists():
-        mend = "ask the operator to provision with kit_signature.KitSignatureBuilder"
-        yield Check("warning", SIGNATURES, "the kit is not signed, so an edit would go unnoticed", mend)
+        fix = "ask the operator to provision with kit_signature.KitSignatureBuilder"
+        yield Check("warning", SIGNATURES, "the kit is not signed, so an edit would go unnoticed", fix)
         return
     if verify_folder_signature(str(kit.startup), str(kit.root), single_signer=True, signature_file=SIGNATURES):
         yield Check("ok", SIGNATURES, "every startup file is as the project signed it")
@@ -148,15 +148,15 @@ def check_server(kit: Kit) -> Iterator[Check]:
     try:
         addresses = {str(found[4][0]) for found in socket.getaddrinfo(kit.host, kit.ports[0], type=socket.SOCK_STREAM)}
     except (OSError, UnicodeError) as error:
-        mend = f"ask the operator for the server's address; a line in /etc/hosts may give {kit.host} one"
-        yield Check("error", place, f"cannot resolve {kit.host} ({getattr(error, 'strerror', error)})", mend)
+        fix = f"ask the operator for the server's address; a line in /etc/hosts may give {kit.host} one"
+        yield Check("error", place, f"cannot resolve {kit.host} ({getattr(error, 'strerror', error)})", fix)
         return
     yield Check("ok", place, f"{kit.host} is {', '.join(sorted(addresses))}")
     try:
         socket.create_connection((kit.host, kit.ports[0]), PATIENCE).close()
     except OSError as error:
-        mend = f"start the server, or let this site's firewall pass outgoing connections to port {kit.ports[0]}"
-        yield Check("error", place, f"port closed ({error.strerror or error})", mend)
+        fix = f"start the server, or let this site's firewall pass outgoing connections to port {kit.ports[0]}"
+        yield Check("error", place, f"port closed ({error.strerror or error})", fix)
         return
     try:
         _context(kit)
@@ -167,11 +167,11 @@ def check_server(kit: Kit) -> Iterator[Check]:
     try:
         yield from _handshake(kit, place)
     except ssl.SSLError as error:
-        mend = f"see that FLARE's server answers at {place}, not another program or a proxy that opens TLS"
-        yield Check("error", place, f"no TLS connection ({error.reason or error})", mend)
+        fix = f"see that FLARE's server answers at {place}, not another program or a proxy that opens TLS"
+        yield Check("error", place, f"no TLS connection ({error.reason or error})", fix)
     except OSError as error:
-        mend = "see with the operator what the server's log says"
-        yield Check("error", place, f"the connection broke off ({error.strerror or error})", mend)
+        fix = "see with the operator what the server's log says"
+        yield Check("error", place, f"the connection broke off ({error.strerror or error})", fix)
 
 
 def _handshake(kit: Kit, place: str) -> Iterator[Check]:
@@ -187,8 +187,8 @@ def _handshake(kit: Kit, place: str) -> Iterator[Check]:
         yield Check("error", place, message, "ask the operator for the kit of the server's provisioning")
         return
     for check in _lifetime(server, "server's certificate"):
-        mend = check.mend and "ask the operator to renew the server's kit"
-        yield Check(check.state, place, f"{check.subject} {check.message}", mend)
+        fix = check.fix and "ask the operator to renew the server's kit"
+        yield Check(check.state, place, f"{check.subject} {check.message}", fix)
         if check.state == "error":
             return
     yield from _named(kit, place, server)
@@ -202,11 +202,11 @@ def _named(kit: Kit, place: str, server: x509.Certificate) -> Iterator[Check]:
         yield Check("error", place, message, "correct the address: another machine of the project answers there")
     if not _covers(server, kit.host):
         message = f"name {kit.host} is not in the certificate's names ({', '.join(_names(server))})"
-        mend = "ask the operator to add it to host_names in project.yml and to provision again"
+        fix = "ask the operator to add it to host_names in project.yml and to provision again"
         if GRPC in kit.scheme:
-            yield Check("error", place, message, mend)
+            yield Check("error", place, message, fix)
         else:
-            yield Check("warning", place, message, f"{mend}; FLARE's {kit.scheme} does not look at names, grpc does")
+            yield Check("warning", place, message, f"{fix}; FLARE's {kit.scheme} does not look at names, grpc does")
 
 
 def _accepted(kit: Kit, place: str) -> Check:
@@ -225,8 +225,8 @@ def _accepted(kit: Kit, place: str) -> Check:
     except ssl.SSLError as error:
         refused = error.reason or str(error)
     if refused:
-        mend = "ask the operator for the kit of the server's provisioning"
-        return Check("error", place, f"the server refuses this kit's certificate ({refused})", mend)
+        fix = "ask the operator for the kit of the server's provisioning"
+        return Check("error", place, f"the server refuses this kit's certificate ({refused})", fix)
     return Check("ok", place, "the server and this kit accept each other's certificates (TLS)")
 
 

@@ -92,7 +92,7 @@ def _usable_target(data: Path, output: Path, force: bool) -> Path:
     """The file to write: never among the hospital's images, and in place of nothing but an earlier evaluation."""
     target = output / EVALUATION_FILE
     if not data.is_dir():
-        raise JobError(f"{data} is no folder; name the folder of the hospital's images and annotations")
+        raise JobError(f"{data} is not a folder; name the folder of the hospital's images and annotations")
     if output.resolve().is_relative_to(data.resolve()):
         raise JobError(f"-o {output}: lies in the data folder {data}, which is never written to; name another with -o")
     if output.exists() and not output.is_dir():

@@ -42,13 +42,13 @@ def unusable_python() -> str:
     return ""
 
 
-def refuse_path(path: Path, asked_by: str, mend: str, *, of_kit: bool = False) -> None:
+def refuse_path(path: Path, asked_by: str, fix: str, *, of_kit: bool = False) -> None:
     """Refuse a folder below which FLARE is to start processes, or the Python that it would start.
 
     Args:
         path: the absolute path.
         asked_by: the option or argument that named it.
-        mend: what to do about the path.
+        fix: what to do about the path.
         of_kit: FLARE's start.sh runs there too.
 
     Raises:
@@ -56,7 +56,7 @@ def refuse_path(path: Path, asked_by: str, mend: str, *, of_kit: bool = False) -
     """
     problem = unusable_path(path, of_kit=of_kit)
     if problem:
-        raise JobError(f"{asked_by} {path}: {problem}; {mend}")
+        raise JobError(f"{asked_by} {path}: {problem}; {fix}")
     if python := unusable_python():
         raise JobError(python)
 
@@ -91,4 +91,4 @@ def refuse_job(folder: Path) -> None:
         except Exception as error:  # a meta.json of another form than it expects makes it raise anything
             taken, reason = False, f"{type(error).__name__}: {error}"
     if not taken:
-        raise JobError(f"{folder.name}/{META}: FLARE refuses the job: {' '.join(reason.split())}; mend {META}")
+        raise JobError(f"{folder.name}/{META}: FLARE refuses the job: {' '.join(reason.split())}; fix {META}")

@@ -54,7 +54,7 @@ def inspect(
         own_minimum: `minimum_cases` of that site's privacy scope, where it is known.
 
     Raises:
-        JobError: the root is no folder, or the job has no such site.
+        JobError: the root is not a folder, or the job has no such site.
     """
     folders, problems = _folders(root, job, experiment, only)
     sites = []
@@ -75,7 +75,7 @@ def inspect(
 def _folders(root: Path, job: Job, experiment: Experiment, only: str | None) -> tuple[dict[str, Path], list[str]]:
     """Folder of each site, and one line for each that has none."""
     if not root.is_dir():
-        raise JobError(f"{root} is no folder; name the folder of the sites' folders, or one site's own")
+        raise JobError(f"{root} is not a folder; name the folder of the sites' folders, or one site's own")
     if only is not None and only not in job.sites:
         raise JobError(f"--site {only}: the job's sites are {', '.join(job.sites)}")
     task = load_task(experiment)
@@ -101,8 +101,10 @@ def _folders(root: Path, job: Job, experiment: Experiment, only: str | None) -> 
 def _one_of_several(root: Path, job: Job) -> list[Finding]:
     """Say that a folder was taken for one site's, which a run of all sites on one machine refuses."""
     message = f"taken for the folder of one site, whichever of {', '.join(job.sites)} that is"
-    mend = "to run all of them on this machine give each a folder of its own name (nuclei: or write sites.json)"
-    return [Finding("notice", "one_site", root.resolve().name, message, mend)]
+    fix = (
+        "to run all sites on this machine, create one folder per site with the name of the site (nuclei: or sites.json)"
+    )
+    return [Finding("notice", "one_site", root.resolve().name, message, fix)]
 
 
 def _name_of(folder: Path, job: Job, experiment: Experiment) -> str:
@@ -133,12 +135,12 @@ def _few_patients(training: int, experiment: Experiment, own_minimum: int | None
     if training < needed:
         message = f"training patients: {training}, amplitude.minimum_cases is {needed}, so this site {then}"
         return [Finding("warning", NOT_SENT, "site", message, "add cases if its images shall count there")]
-    mend = "set minimum_cases in the site's privacy scope if the hospital agrees"
+    fix = "set minimum_cases in the site's privacy scope if the hospital agrees"
     if own_minimum is None:
         message = f"training patients: {training}; outside simulation a site of fewer than {own} {then}"
-        return [Finding("warning", BELOW_OWN, "site", message, mend)]
+        return [Finding("warning", BELOW_OWN, "site", message, fix)]
     message = f"training patients: {training}, this site's own minimum_cases is {own}, so it {then}"
-    return [Finding("warning", BELOW_OWN, "site", message, mend)]
+    return [Finding("warning", BELOW_OWN, "site", message, fix)]
 
 
 def _sites_without_amplitude(sites: Sequence[SiteInspection], experiment: Experiment) -> list[Finding]:
@@ -151,12 +153,12 @@ def _sites_without_amplitude(sites: Sequence[SiteInspection], experiment: Experi
     if not silent and not below:
         return []
     told = f"{sending} of {len(sites)} sites send an amplitude, amplitude.minimum_sites is {needed}"
-    mend = "add cases, or lower amplitude.minimum_cases or amplitude.minimum_sites"
+    fix = "add cases, or lower amplitude.minimum_cases or amplitude.minimum_sites"
     if sending < needed:
-        return [Finding("error", "too_few_amplitudes", ", ".join(silent), f"{told}: the job fails", mend)]
+        return [Finding("error", "too_few_amplitudes", ", ".join(silent), f"{told}: the job fails", fix)]
     if sending - len(below) < needed:
         message = f"{told}; outside simulation these send none and the job fails"
-        return [Finding("warning", "too_few_amplitudes", ", ".join(silent + below), message, mend)]
+        return [Finding("warning", "too_few_amplitudes", ", ".join(silent + below), message, fix)]
     if not silent:
         return []
     return [

@@ -11,7 +11,7 @@ from harmofl.sections import one_line
 
 
 class JobError(ValueError):
-    """A command that cannot be used; one line with the mend."""
+    """A command that cannot be used; one line with the fix."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))
@@ -60,7 +60,7 @@ class Job(JobFolder):
             raise JobError(f"task: {name} cannot be imported ({error}); put it into {custom} or install it") from None
         except Exception as error:  # whatever the job's own code raises
             problem = f"{type(error).__name__}: {error}"
-            raise JobError(f"task: {name} cannot be used ({problem}); mend its code") from None
+            raise JobError(f"task: {name} cannot be used ({problem}); fix its code") from None
         finally:
             sys.path.remove(str(custom))
 

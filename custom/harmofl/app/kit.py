@@ -34,22 +34,22 @@ PROPERTIES = (
 
 
 class KitError(JobError):
-    """A folder that is no startup kit, or a file of it that cannot be read; one line with the mend."""
+    """A folder that is not a startup kit, or a file of it that cannot be read; one line with the fix."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at: what was seen and, where something has to be done, the mend."""
+    """One thing that was looked at: what was seen and, where something has to be done, the fix."""
 
     state: Literal["ok", "note", "warning", "error"]
     subject: str
     message: str
-    mend: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
         """Return the check as one line."""
         line = f"{self.state}: {self.subject}: {self.message}"
-        return " ".join((f"{line}; {self.mend}" if self.mend else line).split())
+        return " ".join((f"{line}; {self.fix}" if self.fix else line).split())
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,14 @@ def open_kit(folder: Path) -> Kit:
     """Read what a kit is.
 
     Raises:
-        KitError: the folder is no startup kit.
+        KitError: the folder is not a startup kit.
     """
     folder = folder.resolve()
     kinds = {"server": _server, "client": _client, "admin": _admin}
     found = [kind for kind in kinds if (folder / "startup" / f"fed_{kind}.json").is_file()]
     if not found:
         raise KitError(
-            f"{folder}: is no startup kit (it has no startup/fed_client.json, fed_server.json or fed_admin.json); "
+            f"{folder}: is not a startup kit (it has no startup/fed_client.json, fed_server.json or fed_admin.json); "
             "name the folder that the operator handed over"
         )
     path = folder / "startup" / f"fed_{found[0]}.json"
@@ -188,16 +188,16 @@ def read_json(path: Path) -> dict[str, Any]:
     """Read one JSON object.
 
     Raises:
-        KitError: there is none; one line with the mend.
+        KitError: there is none; one line with the fix.
     """
     try:
         content = parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise KitError(f"{path}: cannot be read ({error.strerror}); copy it from the kit as handed over") from None
     except ValueError as error:
-        raise KitError(f"{path}: is no JSON ({error}); mend that place") from None
+        raise KitError(f"{path}: is not JSON ({error}); correct that place") from None
     if not isinstance(content, dict):
-        raise KitError(f"{path}: holds no JSON object; mend it")
+        raise KitError(f"{path}: holds no JSON object; fix it")
     return content
 
 
@@ -237,8 +237,8 @@ def _filters(kit: Kit) -> Iterator[Check]:
             with _local_code(kit):
                 getattr(import_module(module), kind)
         except Exception as error:  # whatever a module does when it is imported
-            mend = "install the package at this site, or put the filter into local/custom"
-            yield Check("error", "privacy.json", f"filter {path} cannot be imported ({error})", mend)
+            fix = "install the package at this site, or put the filter into local/custom"
+            yield Check("error", "privacy.json", f"filter {path} cannot be imported ({error})", fix)
     if kit.scope() and not any(path.startswith(FILTERS) for path in paths):
         noise = "amplitude_noise" in kit.properties()
         message = "no filter of harmofl.flare.filters among task_result_filters: the amplitude leaves as it is"
@@ -260,18 +260,18 @@ def _values(properties: Mapping[str, Any]) -> Iterator[Check]:
     """Read the scope's properties as the site will."""
     for name in properties:
         if name not in PROPERTIES:
-            mend = nearest(name, PROPERTIES).removeprefix("; ") or f"known are {', '.join(PROPERTIES)}"
-            yield Check("warning", "privacy.json", f"property {name} is not used", mend)
+            fix = nearest(name, PROPERTIES).removeprefix("; ") or f"known are {', '.join(PROPERTIES)}"
+            yield Check("warning", "privacy.json", f"property {name} is not used", fix)
     # device and data_root have sections of their own
     for read in (minimum_cases, workers, threads, compiles, allowed_names, noise_settings):
         try:
             read(properties)
         except SiteError as error:
             if read is noise_settings:
-                message, mend = str(error).removeprefix("local/privacy.json: "), f"see {NOISE_SAMPLE}"
+                message, fix = str(error).removeprefix("local/privacy.json: "), f"see {NOISE_SAMPLE}"
             else:
-                message, mend = f"{error.code} is {json.dumps(properties[error.code])}", str(error)
-            yield Check("error", "privacy.json", message, mend)
+                message, fix = f"{error.code} is {json.dumps(properties[error.code])}", str(error)
+            yield Check("error", "privacy.json", message, fix)
 
 
 def _refused(path: Path) -> Iterator[Check]:
@@ -282,8 +282,8 @@ def _refused(path: Path) -> Iterator[Check]:
         with flare_silent():
             create_privacy_manager(place, names_only=True)
     except Exception as error:  # FLARE's parser raises many kinds
-        mend = "start from provisioning/site/privacy.json"
-        yield Check("error", path.name, f"FLARE refuses it ({error})", mend)
+        fix = "start from provisioning/site/privacy.json"
+        yield Check("error", path.name, f"FLARE refuses it ({error})", fix)
 
 
 def _logging(kit: Kit) -> Iterator[Check]:

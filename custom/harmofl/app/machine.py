@@ -80,8 +80,8 @@ def _pid_file(kit: Kit, path: Path) -> Check:
         ended = process.status() == psutil.STATUS_ZOMBIE  # which kill -0, and so start.sh, takes for alive
         command = [] if ended else process.cmdline()
     except (OSError, ValueError, psutil.NoSuchProcess):
-        mend = f"start.sh removes it by itself; or rm {path}"
-        return Check("warning", path.name, "left over by a process that is gone", mend)
+        fix = f"start.sh removes it by itself; or rm {path}"
+        return Check("warning", path.name, "left over by a process that is gone", fix)
     except psutil.AccessDenied:
         return Check("warning", path.name, f"process {number} cannot be seen", "run preflight as the user of start.sh")
     if is_flare(kit, command):
@@ -145,8 +145,8 @@ def check_gpu(kit: Kit, demand: Demand | None) -> Iterator[Check]:
         return
     indices = [int(number) for number in re.findall(r"\d+", device)] or [0]
     if device.startswith("cuda") and max(indices) >= count:
-        mend = "set device to auto or cpu in privacy.json, or give the container the GPU (--gpus)"
-        yield Check("error", "gpu", f"device is {device}, but the machine has {shown}", mend)
+        fix = "set device to auto or cpu in privacy.json, or give the container the GPU (--gpus)"
+        yield Check("error", "gpu", f"device is {device}, but the machine has {shown}", fix)
     else:
         where = " (training runs on the CPU)" if not cards or device.startswith("cpu") else ""
         yield Check("ok", "gpu", f"device {device}: {shown}{where}")
@@ -174,8 +174,8 @@ def _promise(kit: Kit, demand: Demand | None, shown: str) -> Iterator[Check]:
         with flare_silent():
             GPUResourceManager(**promised)
     except Exception as error:  # FLARE's own refusal, which keeps the site from starting
-        mend = f"correct num_of_gpus and mem_per_gpu_in_GiB in local/{path.name.removesuffix('.default')}"
-        yield Check("error", "gpu", f"{said}, the machine has {shown} ({error})", mend)
+        fix = f"correct num_of_gpus and mem_per_gpu_in_GiB in local/{path.name.removesuffix('.default')}"
+        yield Check("error", "gpu", f"{said}, the machine has {shown} ({error})", fix)
         return
     asked = demand.resources if demand else {}
     wanted, each = asked.get("num_of_gpus", 0), asked.get("mem_per_gpu_in_GiB", 0)
@@ -195,8 +195,8 @@ def check_memory(kit: Kit, demand: Demand | None) -> Iterator[Check]:
         on_gpu = kit.kind == "server" or _trains_on_gpu(kit)
         needed = _processes(kit) * demand.process + demand.images + (demand.model if on_gpu else demand.training)
         said = f"{size_text(free)} free, about {size_text(needed)} needed"
-        mend = "end other programs, raise the container's limit, or ask the lead for a smaller training.batch_size"
-        yield Check("ok", "memory", said) if free >= needed else Check("error", "memory", said, mend)
+        fix = "end other programs, raise the container's limit, or ask the lead for a smaller training.batch_size"
+        yield Check("ok", "memory", said) if free >= needed else Check("error", "memory", said, fix)
     if kit.kind == "client":
         yield _shared(kit, demand)
 
@@ -221,8 +221,8 @@ def _shared(kit: Kit, demand: Demand | None) -> Check:
     needed = workers * PREFETCHED * demand.batch if demand else CONTAINER_SHARED + 1
     shown = f"{size_text(size)} free for {count_text(workers, 'loader process', 'loader processes')}"
     if workers and size < needed:
-        mend = 'start the container with --shm-size=2g, or set "workers": 0 in privacy.json'
-        return Check("warning", "shared memory", f"{shown}, which need about {size_text(needed)}", mend)
+        fix = 'start the container with --shm-size=2g, or set "workers": 0 in privacy.json'
+        return Check("warning", "shared memory", f"{shown}, which need about {size_text(needed)}", fix)
     return Check("ok", "shared memory", shown)
 
 

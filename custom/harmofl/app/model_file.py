@@ -27,7 +27,7 @@ SHOWN = 3  # names of entries in a message
 
 
 class ModelFileError(JobError):
-    """A model file that cannot be used; one line with the file and the mend."""
+    """A model file that cannot be used; one line with the file and the fix."""
 
 
 @dataclass(frozen=True)

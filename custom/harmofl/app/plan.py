@@ -104,7 +104,7 @@ def rate_of(text: str) -> float:
     """Bytes a second of a line such as `100Mbit`.
 
     Raises:
-        ValueError: another form; one line with the mend.
+        ValueError: another form; one line with the fix.
     """
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([kmg]bit)(?:/s)?", text.strip().lower())
     if found is None or float(found[1]) == 0:

@@ -55,7 +55,7 @@ def preflight(kit: Path, job_folder: Path | None, assignments: Sequence[str]) ->
         for check in _guarded(look):
             counts[check.state] += 1
             console.print(str(check), style=CONSOLE_STYLES[check.state])
-    again = "; mend the errors, then run preflight again" if counts["error"] else ""
+    again = "; fix the errors, then run preflight again" if counts["error"] else ""
     console.print(f"\n{_amounts(counts)}, {counts['ok']} good{again}")
     return int(counts["error"] > 0)
 
@@ -116,7 +116,9 @@ def _guarded(look: Look) -> Iterator[Check]:
     except KitError as error:
         yield Check("error", "files", str(error))
     except OSError as error:
-        yield Check("error", "files", f"{error.filename or 'a file'}: {error.strerror or error}", "mend its rights")
+        yield Check(
+            "error", "files", f"{error.filename or 'a file'}: {error.strerror or error}", "correct its permissions"
+        )
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON of another shape than FLARE's
         message = f"a file of the kit or the job has another form than expected ({error!r})"
         yield Check("error", "files", message, "hold it against the one that was handed over")
@@ -131,8 +133,8 @@ def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[lis
     except SiteError as error:
         return [Check("error", "data", f"data_root is {json.dumps(kit.properties()['data_root'])}", str(error))], 0
     if not root:
-        mend = f"set {DATA_ROOT_VARIABLE} before start.sh, or data_root in the default scope of local/privacy.json"
-        return [Check("error", "data", f"site {kit.name} has no data root", mend)], 0
+        fix = f"set {DATA_ROOT_VARIABLE} before start.sh, or data_root in the default scope of local/privacy.json"
+        return [Check("error", "data", f"site {kit.name} has no data root", fix)], 0
     folder = Path(root)
     problem = _unusable(folder)
     if problem:
@@ -144,18 +146,18 @@ def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[lis
         return [*checks, Check("note", "data", "only looked for, not checked", "name the job with --job")], 0
     if experiment is None or kit.name not in job.sites:
         why = "the job does not deploy to this site" if experiment else "the job brings its own task"
-        mend = "" if experiment else "read its code, then: harmofl check --allow-code"
-        return [*checks, Check("note", "data", f"not checked: {why}", mend)], 0
+        fix = "" if experiment else "read its code, then: harmofl check --allow-code"
+        return [*checks, Check("note", "data", f"not checked: {why}", fix)], 0
     found, held = _inspected(folder, kit, job, experiment)
     return [*checks, *found], held
 
 
 def _unusable(folder: Path) -> tuple[str, str] | None:
-    """Why a data root cannot be used, and the mend."""
+    """Why a data root cannot be used, and the fix."""
     if not folder.is_absolute():
         return "is a relative path", "give an absolute one"
     if not folder.is_dir():
-        return "is no folder", "mount it or correct the path"
+        return "is not a folder", "mount it or correct the path"
     if not os.access(folder, os.R_OK | os.X_OK):
         return "cannot be read", "give the user that runs start.sh the right to read it"
     return None
@@ -175,10 +177,10 @@ def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[
         held += site.report.bytes_held
         counts = Counter(finding.severity for finding in site.findings)
         summary = f"{site.folder}: {site.report.summary}; {_amounts(counts)}"
-        mend = f"harmofl check {root} --job {job.folder} lists all" if counts["error"] else ""
-        checks.append(Check("note" if counts["error"] else "ok", "data", summary, mend))
+        fix = f"harmofl check {root} --job {job.folder} lists all" if counts["error"] else ""
+        checks.append(Check("note" if counts["error"] else "ok", "data", summary, fix))
         listed = [finding for finding in site.findings if finding.severity != "notice"][:SHOWN]
-        checks += [Check(_state(found), found.subject, found.message, found.mend) for found in listed]
+        checks += [Check(_state(found), found.subject, found.message, found.fix) for found in listed]
     return checks, held
 
 
@@ -256,8 +258,8 @@ def _rights(kit: Kit, job: Job, app: str) -> Iterator[Check]:
         if allowed:
             yield Check("ok", path.name, "a lead may bring code (BYOC), as this job does")
         else:
-            mend = "ask the lead for `harmofl bundle --preinstalled`, or allow byoc"
-            yield Check("error", path.name, "this job brings code (BYOC), which is not allowed here to a lead", mend)
+            fix = "ask the lead for `harmofl bundle --preinstalled`, or allow byoc"
+            yield Check("error", path.name, "this job brings code (BYOC), which is not allowed here to a lead", fix)
         return
     from nvflare.apis.fl_exception import UnsafeComponentError
     from nvflare.app_common.widgets.component_path_authorizer import ComponentPathAuthorizer
@@ -274,8 +276,8 @@ def _rights(kit: Kit, job: Job, app: str) -> Iterator[Check]:
                 f"{component['path']} ({error})" if "not in allow_list" not in str(error) else component["path"]
             )
     if refused:
-        mend = "add them, keeping the rest of resources.json.default (provisioning/site/prepare_kit.py does it)"
-        yield Check("error", path.name, f"class_allow_list lacks {', '.join(refused)}", mend)
+        fix = "add them, keeping the rest of resources.json.default (provisioning/site/prepare_kit.py does it)"
+        yield Check("error", path.name, f"class_allow_list lacks {', '.join(refused)}", fix)
     else:
         yield Check("ok", path.name, "the job brings no code, and its classes are on the class_allow_list")
 
@@ -285,7 +287,9 @@ def _manifest(kit: Kit, job: Job) -> Iterator[Check]:
     app = job.apps[0]
     path = job.folder / app / "config" / MANIFEST
     if not path.exists():
-        yield Check("note", job.folder.name, "is no bundle, so its code was not compared", "harmofl bundle makes one")
+        yield Check(
+            "note", job.folder.name, "is not a bundle, so its code was not compared", "harmofl bundle makes one"
+        )
         return
     manifest = read_json(path)
     files = manifest.get("files")

@@ -60,7 +60,7 @@ def _check_folder(model: LoadedModel, folder: Path) -> None:
         region = model.experiment.amplitude.region
         raise JobError(f"--profile-of: {model.path.name} has region {region}, which needs no profile; leave it out")
     if not folder.is_dir():
-        raise JobError(f"--profile-of {folder}: is no folder; name one with images of the hospital")
+        raise JobError(f"--profile-of {folder}: is not a folder; name one with images of the hospital")
 
 
 def _images(model: LoadedModel, folder: Path) -> list[Path]:

@@ -90,7 +90,8 @@ def find_run(run: Path) -> Path:
         raise JobError(f"{run}: the run failed before it had results: {reason}")
     if not run.is_dir():
         raise JobError(
-            f"{run}: is no folder; name a simulator workspace, a downloaded job, its app_server or a comparison's run"
+            f"{run}: is not a folder; name a simulator workspace, a downloaded job, its app_server or a run of a "
+            "comparison"
         )
     raise JobError(f"{run}: holds no {RESULTS_FILE}; did the run finish?")
 

@@ -1,4 +1,4 @@
-"""`harmofl resume`: a copy of a submitted job that goes on from the checkpoint of the job that ended."""
+"""`harmofl resume`: a copy of a submitted job that resumes the job that ended from its checkpoint."""
 
 import json
 import sys
@@ -28,13 +28,13 @@ def resume(job_folder: Path, job_id: str, *, output: Path, kit: Path | None) -> 
         JobError, ExperimentError: a mistake in the command or the job; nothing was written.
     """
     if not JOB_ID.fullmatch(job_id):
-        raise JobError(f"{job_id!r} is no job id; `nvflare job list` names them")
+        raise JobError(f"{job_id!r} is not a job id; `nvflare job list` names them")
     job = read_job(job_folder, [f"federation.resume_from={json.dumps(job_id)}"])
     refuse_job_name(job.folder.name)
     if kit is not None:
         _refuse_unsubmittable(output / job.folder.name)
     target = job.copy_to(output)
-    say(f"{target} goes on from job {job_id}")
+    say(f"{target} resumes job {job_id}")
     if kit is None:
         say(f"submit it: nvflare job submit -j {target} --startup-kit KIT")
         return 0

@@ -19,23 +19,23 @@ def check_storage(kit: Kit) -> Iterator[Check]:
     """Tell where a server keeps jobs and snapshots, and whether that is a place of its own which lasts."""
     name = kit.local_file("resources.json").name
     found = [_misplaced(kit, place) for place in _storages(kit)]
-    for state, message, mend in filter(None, found):
-        yield Check(state, name, message, mend)
+    for state, message, fix in filter(None, found):
+        yield Check(state, name, message, fix)
     if not any(found):
         yield Check("ok", name, "jobs and snapshots are kept outside /tmp, in folders that are there")
 
 
 def _misplaced(kit: Kit, place: Path) -> Any:
-    """State, message and mend of a folder of jobs or snapshots that cannot stay; None for a good one."""
+    """State, message and fix of a folder of jobs or snapshots that cannot stay; None for a good one."""
     if place.is_relative_to(TEMPORARY):
-        mend = "copy resources.json.default to resources.json and name a folder that lasts"
-        return "warning", f"jobs or snapshots are kept in {place}, which a reboot may empty", mend
-    mend = f"correct it in resources.json, or: python provisioning/site/prepare_kit.py {kit.folder} --force"
+        fix = "copy resources.json.default to resources.json and name a folder that lasts"
+        return "warning", f"jobs or snapshots are kept in {place}, which a reboot may empty", fix
+    fix = f"correct it in resources.json, or: python provisioning/site/prepare_kit.py {kit.folder} --force"
     other = next((folder for folder in place.parents if _is_kit(folder) and folder.resolve() != kit.folder), None)
     if other is not None:
-        return "error", f"jobs or snapshots are kept in {place}, which is below another kit, {other}", mend
+        return "error", f"jobs or snapshots are kept in {place}, which is below another kit, {other}", fix
     if not place.parent.is_dir():
-        return "error", f"jobs or snapshots are kept in {place}, but there is no folder {place.parent}", mend
+        return "error", f"jobs or snapshots are kept in {place}, but there is no folder {place.parent}", fix
     return None
 
 
@@ -89,8 +89,8 @@ def _room(subject: str, folder: Path, needed: int, *, sure: bool) -> Check:
         with tempfile.TemporaryFile(dir=place, prefix=".preflight-") as file:
             file.write(b"harmofl")
     except OSError as error:
-        mend = "mount it writable and give it to the user that runs start.sh"
-        return Check("error", subject, f"{place} cannot be written ({error.strerror})", mend)
+        fix = "mount it writable and give it to the user that runs start.sh"
+        return Check("error", subject, f"{place} cannot be written ({error.strerror})", fix)
     free = shutil.disk_usage(place).free
     said = f"{place} is writable, {size_text(free)} free, about {size_text(needed)} needed"
     if free < needed:

@@ -47,7 +47,7 @@ def watch(kit: Path, job_id: str, output: Path | None) -> int:
         JobError: no such job, or the user may not see it.
     """
     if not JOB_ID.fullmatch(job_id):
-        raise JobError(f"{job_id!r} is no job id; `nvflare job list` names them")
+        raise JobError(f"{job_id!r} is not a job id; `nvflare job list` names them")
     if output is not None and (output / job_id).exists():
         raise JobError(f"{output / job_id}: is there already; name another folder with -o")
     if output is not None and output.exists() and not output.is_dir():
@@ -141,7 +141,7 @@ def progress_lines(progress: Mapping[str, Any] | None) -> list[str]:
     sites = len(progress["sites"])
     lines = []
     if progress["start_round"]:
-        lines.append(f"goes on from round {progress['start_round']}")
+        lines.append(f"resumed from round {progress['start_round']}")
     if progress["amplitude_sites"]:
         lines.append(f"amplitude of {len(progress['amplitude_sites'])} of {sites} sites frozen")
     last = len(progress["closed"]) - 1

@@ -1,4 +1,4 @@
-"""Findings: what is wrong with a site's data, said once, in one line, with the mend."""
+"""Findings: what is wrong with a site's data, said once, in one line, with the fix."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -10,26 +10,26 @@ class Finding:
 
     An ``error`` means that something in the folder is not used, a ``warning`` that it is used and a person should
     look, a ``notice`` that a rule was applied. ``severity`` and ``code`` may leave the site; ``subject``, ``message``
-    and ``mend`` hold file names and stay in local logs.
+    and ``fix`` hold file names and stay in local logs.
 
     Attributes:
         severity: how much it matters.
         code: stable short name, such as ``geometry_mismatch``.
         subject: file names relative to the site's folder.
         message: what is wrong.
-        mend: what to do about it; empty where nothing has to be done.
+        fix: what to do about it; empty where nothing has to be done.
     """
 
     severity: Literal["error", "warning", "notice"]
     code: str
     subject: str
     message: str
-    mend: str = ""
+    fix: str = ""
 
     def __str__(self) -> str:
         """Return the finding as one line for a local log."""
         line = f"{self.severity}: {self.subject}: {self.message}"
-        line = f"{line}; {self.mend}" if self.mend else line
+        line = f"{line}; {self.fix}" if self.fix else line
         return _one_line(" ".join(line.split()))
 
 
@@ -57,9 +57,9 @@ def count_text(number: int, noun: str, plural: str = "") -> str:
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def refusal(code: str, subject: str, message: str, mend: str) -> CaseError:
+def refusal(code: str, subject: str, message: str, fix: str) -> CaseError:
     """Return the error that takes one case out of use."""
-    return CaseError(Finding("error", code, subject, message, mend))
+    return CaseError(Finding("error", code, subject, message, fix))
 
 
 def _one_line(text: str) -> str:

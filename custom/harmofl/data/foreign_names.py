@@ -79,8 +79,8 @@ def misnamed_volumes(images: Named, masks: Named, others: Sequence[Path]) -> tup
         image = lone.get(case.casefold())
         if image is not None:
             name = volume_stem(image)
-            mend = f"save it as {name}_segmentation.nii.gz, on the grid of the image"
-            findings.append(Finding("error", "misnamed_mask", path.name, f"looks like the mask of {name}", mend))
+            fix = f"save it as {name}_segmentation.nii.gz, on the grid of the image"
+            findings.append(Finding("error", "misnamed_mask", path.name, f"looks like the mask of {name}", fix))
             explained.add(name.casefold())
     return findings, explained
 
@@ -90,13 +90,13 @@ def _mask_finding(path: Path, name: str, images: Named, masks: Named) -> Finding
     name = volume_stem(images[case][0]) if case in images else name
     wanted = f"{name}_segmentation{_ending(path)}"
     if case in images and case in masks:
-        message, mend = f"looks like another mask of {name}, which has one", "take one of the two masks away"
+        message, fix = f"looks like another mask of {name}, which has one", "take one of the two masks away"
     elif case in images:
-        message, mend = f"looks like the mask of {name}", f"rename it to {wanted}"
+        message, fix = f"looks like the mask of {name}", f"rename it to {wanted}"
     else:
         message = f"looks like a mask whose image {name}.nii.gz is not here"
-        mend = f"add the image and rename the mask to {wanted}"
-    return Finding("error", "misnamed_mask", path.name, message, mend)
+        fix = f"add the image and rename the mask to {wanted}"
+    return Finding("error", "misnamed_mask", path.name, message, fix)
 
 
 def _channel_finding(
@@ -107,17 +107,17 @@ def _channel_finding(
     if number != FIRST:
         if f"{case}_{FIRST}" not in images or not (case in images or case in masks):
             return None, set()
-        message, mend = f"looks like another sequence of {name}", "keep one sequence of a case, take this away"
-        return Finding("error", "misnamed_image", path.name, message, mend), {key}
+        message, fix = f"looks like another sequence of {name}", "keep one sequence of a case, take this away"
+        return Finding("error", "misnamed_image", path.name, message, fix), {key}
     if case in masks and case not in images:
-        message, mend = f"looks like the image of {name}, as nnU-Net names it", f"rename it to {name}{_ending(path)}"
-        return Finding("error", "misnamed_image", path.name, message, mend), {key, case}
+        message, fix = f"looks like the image of {name}, as nnU-Net names it", f"rename it to {name}{_ending(path)}"
+        return Finding("error", "misnamed_image", path.name, message, fix), {key, case}
     if case not in images or case in masks:
         return None, set()
     mask = images[case][0]
     message = f"looks like the mask of {name}, as nnU-Net names it beside its image {path.name}"
-    mend = f"rename it to {name}_segmentation{_ending(mask)}, then the image to {name}{_ending(path)}"
-    return Finding("error", "misnamed_mask", mask.name, message, mend), {key, case}
+    fix = f"rename it to {name}_segmentation{_ending(mask)}, then the image to {name}{_ending(path)}"
+    return Finding("error", "misnamed_mask", mask.name, message, fix), {key, case}
 
 
 def misnamed_pictures(
@@ -154,15 +154,15 @@ def misnamed_pictures(
         [image] = near
         subject = path.relative_to(folder).as_posix()
         if image in paired and path in lone:
-            message, mend = f"looks like another mask of {image.stem}, which has an annotation", "take one of them away"
+            message, fix = f"looks like another mask of {image.stem}, which has an annotation", "take one of them away"
         elif path in lone:
-            message, mend = f"looks like the mask of {image.stem}", f"rename it to {image.stem}_mask{path.suffix}"
+            message, fix = f"looks like the mask of {image.stem}", f"rename it to {image.stem}_mask{path.suffix}"
         elif image in lone:
             message = f"looks like the mask of {image.stem}"
-            mend = f"save it as {image.stem}_mask.png, whole numbers without loss"
+            fix = f"save it as {image.stem}_mask.png, whole numbers without loss"
         else:
             continue
-        findings.append(Finding("error", "misnamed_mask", subject, message, mend))
+        findings.append(Finding("error", "misnamed_mask", subject, message, fix))
         explained |= {path, image}
     return findings, explained
 
@@ -181,6 +181,6 @@ def volumes_elsewhere(counts: Mapping[str, int]) -> tuple[str, str]:
     named = {Path(name).name.casefold(): name for name in counts}
     if all(folder in named for folder in NNUNET_FOLDERS):
         images, labels = (named[folder] for folder in NNUNET_FOLDERS)
-        mend = f"copy {images}/CASE_0000.nii.gz to CASE.nii.gz and {labels}/CASE.nii.gz to CASE_segmentation.nii.gz"
-        return said, f"these are nnU-Net's folders: {mend} in the site's own folder"
+        fix = f"copy {images}/CASE_0000.nii.gz to CASE.nii.gz and {labels}/CASE.nii.gz to CASE_segmentation.nii.gz"
+        return said, f"these are nnU-Net's folders: {fix} in the site's own folder"
     return said, "put them directly into the site's folder, as CaseNN.nii.gz and CaseNN_segmentation.nii.gz"

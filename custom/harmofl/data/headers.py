@@ -49,7 +49,7 @@ class Placement:
 
 
 def raw_header(path: Path) -> Any:
-    """The header as it lies in the file, which nibabel mends when it opens it; None if it is not of NIfTI."""
+    """The header as it lies in the file, which nibabel fixes when it opens it; None if it is not of NIfTI."""
     from nibabel.nifti1 import Nifti1Header
     from nibabel.nifti2 import Nifti2Header
     from nibabel.openers import Opener
@@ -69,16 +69,16 @@ def check_raw_header(path: Path, raw: Any) -> None:
         CaseError: the voxels begin in the header, the extensions between both do not end before them, or the only form
             is a qform that is no rotation.
     """
-    mend = "copy the file again from its source or convert it again"
+    fix = "copy the file again from its source or convert it again"
     magic, offset = raw["magic"].item(), float(raw["vox_offset"])
     if magic not in FIRST_VOXEL:
         return
     if not FIRST_VOXEL[magic] <= offset <= MOST_EXTENSIONS:
         message = f"the header says that the voxels begin at byte {offset:g}"
-        raise refusal("bad_header", path.name, message, mend)
+        raise refusal("bad_header", path.name, message, fix)
     if not _extensions_fit(path, raw, int(offset)):
         message = f"the extensions of the header do not end at byte {offset:g}, where the voxels begin"
-        raise refusal("bad_header", path.name, message, mend)
+        raise refusal("bad_header", path.name, message, fix)
     if raw["sform_code"] <= 0 < raw["qform_code"]:
         length = float(sum(float(raw[f"quatern_{part}"]) ** 2 for part in "bcd"))
         # nibabel's own limit; it raises a ValueError without a name
@@ -110,8 +110,8 @@ def placement_of(path: Path, raw: Any, image: Any) -> Placement:
         raise refusal("bad_affine", path.name, message, CONVERT_AGAIN)
     if skew(affine) > SKEW_REFUSED:
         message = f"the axes of its {form} are {skew(affine):.3g} degrees from right angles"
-        mend = "resample image and mask to one grid of right angles"
-        raise refusal("axes_not_orthogonal", path.name, message, mend)
+        fix = "resample image and mask to one grid of right angles"
+        raise refusal("axes_not_orthogonal", path.name, message, fix)
     others = {}
     if form == "sform" and codes[1]:
         others["qform"] = _qform(image)
@@ -181,13 +181,13 @@ def _form_findings(path: Path, image: Any, placement: Placement) -> list[Finding
         if name == NEITHER:
             own, said = _sizes(_lengths(used)), _sizes(_lengths(other))
             message = f"the header's voxel sizes ({said} mm) contradict its sform ({own} mm), the sform is used"
-            mend = "compare both with the series, or convert it again"
-            found.append(Finding("warning", "spacing_disagrees", path.name, message, mend))
+            fix = "compare both with the series, or convert it again"
+            found.append(Finding("warning", "spacing_disagrees", path.name, message, fix))
         else:
             how = _difference(used, other, image.shape) if is_usable(other) else ", the qform is no affine"
             message = f"sform and qform disagree{how}, the sform is used"
-            mend = "check left and right, or convert it again"
-            found.append(Finding("warning", "forms_disagree", path.name, message, mend))
+            fix = "check left and right, or convert it again"
+            found.append(Finding("warning", "forms_disagree", path.name, message, fix))
     return found
 
 
@@ -205,8 +205,8 @@ def _skew_finding(path: Path, placement: Placement) -> list[Finding]:
     if skew(placement.affine) <= SKEW_TOLD:
         return []
     message = f"the axes are {skew(placement.affine):.2g} degrees from right angles, distances in mm are approximate"
-    mend = "check that the series was not tilted or sheared"
-    return [Finding("warning", "axes_not_orthogonal", path.name, message, mend)]
+    fix = "check that the series was not tilted or sheared"
+    return [Finding("warning", "axes_not_orthogonal", path.name, message, fix)]
 
 
 def _spacing_finding(path: Path, image: Any, placement: Placement) -> list[Finding]:
@@ -215,8 +215,8 @@ def _spacing_finding(path: Path, image: Any, placement: Placement) -> list[Findi
     if all(low <= size <= high for size in spacing):
         return []
     message = f"a voxel of {_sizes(np.array(spacing))} mm (slice, row, column) is hardly a clinical one"
-    mend = "check the unit of the header's spacing"
-    return [Finding("warning", "implausible_spacing", path.name, message, mend)]
+    fix = "check the unit of the header's spacing"
+    return [Finding("warning", "implausible_spacing", path.name, message, fix)]
 
 
 def _scaling_finding(path: Path, raw: Any) -> list[Finding]:
@@ -225,8 +225,8 @@ def _scaling_finding(path: Path, raw: Any) -> list[Finding]:
     if np.isfinite(slope) and (slope != 0 or intercept == 0):
         return []
     message = f"scl_slope is {slope:g} and scl_inter {intercept:g}, the voxels are taken as stored"
-    mend = "check the intensities, or convert it again"
-    return [Finding("warning", "scaling_ignored", path.name, message, mend)]
+    fix = "check the intensities, or convert it again"
+    return [Finding("warning", "scaling_ignored", path.name, message, fix)]
 
 
 def _sizes(sizes: np.ndarray) -> str:

@@ -171,10 +171,10 @@ def check_something_drawn(regions: Sequence[Region], instances: NDArray[np.int32
         f"{who} pixel in the image of {columns} x {rows} (columns x rows): {outside} outside, coordinates "
         f"x {_coordinate(left)} to {_coordinate(right)}, y {_coordinate(top)} to {_coordinate(bottom)}"
     )
-    mend = "count coordinates from this image's upper left corner, not from that of the whole slide"
+    fix = "count coordinates from this image's upper left corner, not from that of the whole slide"
     if outside < len(regions) / 2:  # holes and outlines smaller than a pixel leave none either
-        mend = "give coordinates in pixels of this image, not in other units or as parts of its size"
-    raise refusal("no_region_drawn", subject, message, mend)
+        fix = "give coordinates in pixels of this image, not in other units or as parts of its size"
+    raise refusal("no_region_drawn", subject, message, fix)
 
 
 def _check_size(path: Path, subject: str) -> None:
@@ -273,8 +273,8 @@ def _reading_findings(
         for name, count in sorted(unknown.items())
     ]
     if not regions:
-        mend = "make sure that the image holds no nucleus"
-        findings.append(Finding("warning", "no_regions", subject, "the annotation holds no region", mend))
+        fix = "make sure that the image holds no nucleus"
+        findings.append(Finding("warning", "no_regions", subject, "the annotation holds no region", fix))
     crossing = sum(_crosses_itself(region.outline) for region in regions)
     if crossing:
         message = f"{_counted(crossing)} with an outline that crosses itself, filled by the even-odd rule"
@@ -296,8 +296,8 @@ def _drawing_findings(regions: Sequence[Region], instances: NDArray[np.int32], s
     findings = []
     if sum(outside):
         message = f"{sum(outside)} of {_counted(len(regions))} outside the image"
-        mend = "check that both belong together"
-        findings.append(Finding("warning", "regions_outside", subject, message, mend))
+        fix = "check that both belong together"
+        findings.append(Finding("warning", "regions_outside", subject, message, fix))
     clipped = sum(leaving) - sum(out and leaves for out, leaves in zip(outside, leaving, strict=True))
     if clipped:
         findings.append(Finding("notice", "regions_clipped", subject, f"{_counted(clipped)} cut at the image's edge"))

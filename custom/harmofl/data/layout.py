@@ -140,12 +140,12 @@ def _stem(path: Path) -> str:
 def _about_folders(folder: Path, *, empty: bool) -> list[Finding]:
     """What to say about a folder without volumes, and about volumes in folders below it, which are not read."""
     below = _volumes_below(folder)
-    said, mend = volumes_elsewhere(below)
+    said, fix = volumes_elsewhere(below)
     if empty:
         message = f"the folder holds no NIfTI volume{f'; {said}' * bool(below)}"
-        wanted = mend if below else "put CaseNN.nii.gz and CaseNN_segmentation.nii.gz of each case into it"
+        wanted = fix if below else "put CaseNN.nii.gz and CaseNN_segmentation.nii.gz of each case into it"
         return [Finding("error", "no_cases", folder.name, message, wanted)]
-    return [Finding("warning", "nested_volumes", folder.name, said, mend)] if below else []
+    return [Finding("warning", "nested_volumes", folder.name, said, fix)] if below else []
 
 
 def _volumes_below(folder: Path, depth: int = DEEPEST, place: str = "") -> Counter[str]:

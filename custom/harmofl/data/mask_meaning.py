@@ -36,10 +36,10 @@ FEWEST_TO_COMPARE = 5  # images of a site
 FAR = 10.0  # times the typical amount of the site
 FAR_SPREADS = 4.0  # standard deviations of the site, estimated by the median deviation
 OF_DEVIATION = 1.4826  # from the median deviation to the standard deviation of a normal distribution
-MEND_RAMPS = "make the mask anew: whole numbers, nearest neighbor where it is resized, compressed without loss"
+FIX_RAMPS = "make the mask anew: whole numbers, nearest neighbor where it is resized, compressed without loss"
 
 
-def mask_labels(values: Numbers, subject: str, mend: str, *, classes: bool = False) -> Numbers:
+def mask_labels(values: Numbers, subject: str, fix: str, *, classes: bool = False) -> Numbers:
     """Take the numbers of a mask for labels, or refuse them.
 
     Labels are whole numbers from 0 up; 0 is background. Any number is a label, so that 0/1, 0/255, classes and the
@@ -51,7 +51,7 @@ def mask_labels(values: Numbers, subject: str, mend: str, *, classes: bool = Fal
     Args:
         values: (H, W) or (S, H, W) numbers of any type.
         subject: file name for findings.
-        mend: what to do about numbers that are no labels.
+        fix: what to do about numbers that are no labels.
         classes: whether labels are classes, of which none runs along the border of another.
 
     Returns:
@@ -60,12 +60,12 @@ def mask_labels(values: Numbers, subject: str, mend: str, *, classes: bool = Fal
     Raises:
         CaseError: for NaN and infinity, fractions, negative numbers, floats above 2^53, and values that form ramps.
     """
-    labels = whole_numbers(values, subject, mend)
+    labels = whole_numbers(values, subject, fix)
     check_no_ramps(labels, subject, classes=classes)
     return labels
 
 
-def whole_numbers(values: Numbers, subject: str, mend: str) -> Numbers:
+def whole_numbers(values: Numbers, subject: str, fix: str) -> Numbers:
     """Refuse what is no whole number from 0 up, the first half of `mask_labels`.
 
     Raises:
@@ -74,14 +74,14 @@ def whole_numbers(values: Numbers, subject: str, mend: str) -> Numbers:
     labels = values
     if values.dtype.kind == "f":
         if not np.isfinite(values).all():
-            raise refusal("mask_not_finite", subject, "the mask holds NaN or infinite values", mend)
+            raise refusal("mask_not_finite", subject, "the mask holds NaN or infinite values", fix)
         labels = np.rint(values)
         if float(np.abs(values - labels).max()) > LABEL_TOLERANCE:
-            raise refusal("soft_mask", subject, "the mask holds fractions, not labels", mend)
+            raise refusal("soft_mask", subject, "the mask holds fractions, not labels", fix)
         if float(labels.max()) > LARGEST_FLOAT:
-            raise refusal("mask_labels", subject, f"the mask holds {labels.max():g}, which is no label", mend)
+            raise refusal("mask_labels", subject, f"the mask holds {labels.max():g}, which is not a label", fix)
     if labels.dtype.kind in "if" and float(labels.min()) < 0:
-        raise refusal("negative_label", subject, f"the mask holds negative labels ({int(labels.min())})", mend)
+        raise refusal("negative_label", subject, f"the mask holds negative labels ({int(labels.min())})", fix)
     return labels
 
 
@@ -98,7 +98,7 @@ def check_no_ramps(labels: Numbers, subject: str, *, classes: bool = False) -> N
         return
     shown = ", ".join(str(value) for value in present[np.unique(np.linspace(0, len(present) - 1, 5).astype(int))])
     message = f"the mask's values form ramps at borders ({shown}, ...), as JPEG and smooth resizing leave them"
-    raise refusal("mask_ramps", subject, message, MEND_RAMPS)
+    raise refusal("mask_ramps", subject, message, FIX_RAMPS)
 
 
 def _around_marked(planes: Numbers) -> NDArray[np.integer]:
@@ -212,13 +212,13 @@ def share_findings(marked: NDArray[np.bool_], counted: NDArray[np.bool_] | None,
     size = marked.size if counted is None else int(np.count_nonzero(counted))
     share = np.count_nonzero(marked) / max(size, 1)
     if 0 < share < NEARLY_NONE:
-        message, mend = f"only {100 * share:.2g} % of the pixels are marked", "check that the mask is whole"
+        message, fix = f"only {100 * share:.2g} % of the pixels are marked", "check that the mask is whole"
     elif share > NEARLY_ALL or (share > MORE_THAN_HALF and _is_ground(marked, counted)):
         message = f"{100 * share:.0f} % of the pixels are marked, the mask may be inverted"
-        mend = "check that 0 is background"
+        fix = "check that 0 is background"
     else:
         return []
-    return [Finding("warning", "implausible_share", subject, message, mend)]
+    return [Finding("warning", "implausible_share", subject, message, fix)]
 
 
 def _is_ground(marked: NDArray[np.bool_], counted: NDArray[np.bool_] | None) -> bool:

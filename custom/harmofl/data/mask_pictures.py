@@ -209,7 +209,7 @@ def _numbers_by_tifffile(path: Path, shape: tuple[int, int], image_name: str) ->
         turned = page.tags.valueof("Orientation", default=1) != 1
         if len(page.shape) != 2 or not plain or turned:
             kind = getattr(page.photometric, "name", page.photometric)  # a number where tifffile does not know it
-            message = f"a TIFF of {page.dtype}, shape {page.shape}, photometric {kind} is no picture of labels"
+            message = f"a TIFF of {page.dtype}, shape {page.shape}, photometric {kind} is not a picture of labels"
             raise refusal("mask_form", path.name, message, SAVE_LABELS)
         _check_size((page.imagelength, page.imagewidth), shape, f"{image_name}, {path.name}")
         check_whole_page(page)

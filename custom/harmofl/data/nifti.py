@@ -203,8 +203,8 @@ def _chunks(file: Path, most: int) -> Iterable[int]:
 
 def _messages(path: Path, messages: list[str]) -> list[Finding]:
     told = in_one_line(messages, path, path.name)
-    mend = "check image and mask in a viewer, or convert it again"
-    return [Finding("warning", "header_repaired", path.name, f"nibabel says: {told}", mend)] if told else []
+    fix = "check image and mask in a viewer, or convert it again"
+    return [Finding("warning", "header_repaired", path.name, f"nibabel says: {told}", fix)] if told else []
 
 
 def _decode_refusal(path: Path, error: BaseException) -> CaseError:
@@ -219,8 +219,8 @@ def _check_shape(path: Path, shape: tuple[int, ...]) -> None:
     if min(shape) <= 0:
         raise refusal("no_voxels", path.name, f"the volume has no voxels ({size})", COPY_AGAIN)
     if any(length != 1 for length in shape[3:]):
-        mend = "store one volume a file, for example with fslsplit"
-        raise refusal("not_three_dimensional", path.name, f"the file holds several volumes ({size})", mend)
+        fix = "store one volume a file, for example with fslsplit"
+        raise refusal("not_three_dimensional", path.name, f"the file holds several volumes ({size})", fix)
     if int(np.prod(shape, dtype=object)) > MOST_VOXELS:
         message = f"the volume has {size} voxels, more than {MOST_VOXELS // 1_000_000} million"
         raise refusal("too_large", path.name, message, "crop it to the pelvis, or check its header")

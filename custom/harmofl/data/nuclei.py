@@ -104,8 +104,8 @@ def find_nuclei(folder: Path) -> tuple[list[NucleiCase], list[Finding]]:
     unread = {suffix: [path for path in paths if path not in explained] for suffix, paths in sorted(others.items())}
     findings += [_other_format(suffix, paths) for suffix, paths in unread.items() if paths]
     if not groups:
-        mend = f"put images ({', '.join(IMAGE_SUFFIXES)}) with ImageScope .xml beside them into it"
-        findings.append(Finding("error", "no_cases", folder.name, "the folder holds no image of nuclei", mend))
+        fix = f"put images ({', '.join(IMAGE_SUFFIXES)}) with ImageScope .xml beside them into it"
+        findings.append(Finding("error", "no_cases", folder.name, "the folder holds no image of nuclei", fix))
     pairs: list[tuple[Path, Path]] = []
     for group in groups:
         if not group.annotations and explained.issuperset(group.images):
@@ -151,8 +151,8 @@ def _read_outlines(
 ) -> tuple[Labels, list[Finding]]:
     regions, findings = read_regions(path, subject)
     if NUCLEUS not in classes and regions and all(region.kind == NUCLEUS for region in regions):
-        mend = f"annotate {', '.join(CELL_TYPES)} or use the one class {NUCLEUS}"
-        raise refusal("no_cell_types", subject, "the annotation names no cell type", mend)
+        fix = f"annotate {', '.join(CELL_TYPES)} or use the one class {NUCLEUS}"
+        raise refusal("no_cell_types", subject, "the annotation names no cell type", fix)
     drawing = draw_regions(regions, shape, classes, subject)
     check_something_drawn(regions, drawing.instances, subject)
     return drawing.target, [*findings, *drawing.findings]
@@ -163,14 +163,14 @@ def _read_labels(case: NucleiCase, shape: tuple[int, int], classes: Sequence[str
     read = read_label_picture(case.annotation, shape, case.image.name, classes=not one)
     findings = list(read.findings)
     if not read.labels.any():
-        mend = "make sure that the image holds no nucleus"
-        findings.append(Finding("warning", "empty_mask", subject, "nothing is labeled", mend))
+        fix = "make sure that the image holds no nucleus"
+        findings.append(Finding("warning", "empty_mask", subject, "nothing is labeled", fix))
     if one:
         return (read.labels > 0).astype(np.uint8), findings
     present = np.unique(read.labels)
     if IGNORED in present and not np.isin(present, range(1, len(classes) + 1)).any():
-        mend = f"label {', '.join(CELL_TYPES)} as 1 to {len(classes)}, or use the one class {NUCLEUS}"
-        raise refusal("no_cell_types", subject, f"the mask holds {IGNORED} (ignored) and no cell type", mend)
+        fix = f"label {', '.join(CELL_TYPES)} as 1 to {len(classes)}, or use the one class {NUCLEUS}"
+        raise refusal("no_cell_types", subject, f"the mask holds {IGNORED} (ignored) and no cell type", fix)
     strange = [f"{value:g}" for value in present.tolist() if value not in (*range(len(classes) + 1), IGNORED)]
     if strange:
         message = f"labels {', '.join(strange[:5])} are no cell type"
@@ -238,8 +238,8 @@ def _problem(group: _Group, subject: str) -> Finding | None:
         return Finding("error", "annotation_without_image", subject, "the annotation has no image", f"add {wanted}")
     suffixes = Counter(path.suffix.casefold() for path in group.images)
     if len(group.annotations) > 1 or max(suffixes.values()) > 1:
-        mend = "keep one image and one annotation of it"
-        return Finding("error", "duplicate_case", subject, "several files claim one image", mend)
+        fix = "keep one image and one annotation of it"
+        return Finding("error", "duplicate_case", subject, "several files claim one image", fix)
     if len(suffixes) > 1:
         # the same words for every image: `harmofl check` tells of all of them in one line
         kind = group.images[0].suffix.casefold()

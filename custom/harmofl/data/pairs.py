@@ -87,32 +87,32 @@ def _check_grid(case: Case, image: Scan, mask: Scan) -> None:
     else:
         sizes = " against ".join("x".join(map(str, scan.grid.shape)) for scan in (image, mask))
         message = f"image and mask differ in size ({sizes}, slices x rows x columns)"
-    cause, mend = next(_suspects(image, mask), ("", "resample the mask to the image's grid, nearest neighbor"))
-    raise refusal("geometry_mismatch", subject, f"{message}{cause}", mend)
+    cause, fix = next(_suspects(image, mask), ("", "resample the mask to the image's grid, nearest neighbor"))
+    raise refusal("geometry_mismatch", subject, f"{message}{cause}", fix)
 
 
 def _suspects(image: Scan, mask: Scan) -> Iterator[tuple[str, str]]:
-    """Which of two headers is the cause of a mismatch, and the mend; the surest first."""
+    """Which of two headers is the cause of a mismatch, and the fix; the surest first."""
     if sorted(image.grid.shape) != sorted(mask.grid.shape):
         return  # no place, however it was assumed, makes two numbers of voxels one
     convert, save = "convert the image again from DICOM", "save the mask again with the header of the image"
     either = f"compare both with the series, then {convert}, or {save}"
     both = (("image", image, mask, convert), ("mask", mask, image, save))
-    for name, scan, partner, mend in both:
+    for name, scan, partner, fix in both:
         if scan.form == NEITHER and partner.form != NEITHER:
-            yield f"; the {name}'s header holds neither sform nor qform, so that its place is assumed", mend
+            yield f"; the {name}'s header holds neither sform nor qform, so that its place is assumed", fix
     agreeing = [
-        (f"; by the {other} of the {name}'s header they agree, its {scan.form} says otherwise", mend)
-        for name, scan, partner, mend in both
+        (f"; by the {other} of the {name}'s header they agree, its {scan.form} says otherwise", fix)
+        for name, scan, partner, fix in both
         for other, grid in scan.others.items()
         if partner.grid.distance_to(grid) <= GRID_TOLERANCE
     ]
     if len(agreeing) > 1:
         yield "; both headers contradict themselves, and by either they can agree", either
     yield from agreeing
-    for name, scan, partner, mend in both:
+    for name, scan, partner, fix in both:
         if _is_unset(scan) and not _is_unset(partner):
-            yield f"; the {name}'s {scan.form} is the identity, as programs leave it that know no place", mend
+            yield f"; the {name}'s {scan.form} is the identity, as programs leave it that know no place", fix
     if image.grid.shape == mask.grid.shape and _sizes_differ(image.grid, mask.grid):
         yield "; as many voxels of another size: one of the headers is wrong", either
 

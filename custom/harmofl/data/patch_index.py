@@ -86,7 +86,7 @@ def read_index(folder: Path, centers: Sequence[int]) -> PatchIndex:
 
     Raises:
         DataRootError: if the file is missing or a column, if a row cannot be parsed, if a patch is listed with both
-            labels, or if a center has no row; the line and the mend are named.
+            labels, or if a center has no row; the line and the fix are named.
     """
     table = _read_table(folder, centers)
     if not table.centers:

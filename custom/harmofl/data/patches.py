@@ -260,8 +260,8 @@ class Patches(Dataset[tuple[Tensor, Tensor]]):
         picture, findings = read_rgb(self.index.folder / name, name)
         if picture.shape[:2] != self._size:
             sizes = " instead of ".join(f"{width} x {height}" for height, width in (picture.shape[:2], self._size))
-            mend = "cut it again or correct data.height and data.width"
-            raise refusal("patch_size", name, f"the patch has {sizes} pixels (width x height)", mend)
+            fix = "cut it again or correct data.height and data.width"
+            raise refusal("patch_size", name, f"the patch has {sizes} pixels (width x height)", fix)
         return picture, findings
 
     def _mark(self, position: int, error: CaseError) -> None:
@@ -274,7 +274,7 @@ class Patches(Dataset[tuple[Tensor, Tensor]]):
         example = error.finding
         raise UnreadablePatchesError(
             f"{message}, {100 * self._bad_share:g} % may; the last was {example.subject}: {example.message};"
-            f" {example.mend}"
+            f" {example.fix}"
         ) from error
 
     def _problems(self) -> Iterator[Finding]:
@@ -297,5 +297,5 @@ def _together(findings: Sequence[Finding]) -> Finding:
     names = ", ".join(finding.subject for finding in findings[:SHOWN])
     more = f" and {count - SHOWN} more" if count > SHOWN else ""
     return Finding(
-        first.severity, first.code, f"{names}{more}", f"{count} patches; the first: {first.message}", first.mend
+        first.severity, first.code, f"{names}{more}", f"{count} patches; the first: {first.message}", first.fix
     )

@@ -81,7 +81,7 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
 
 
 def unreadable(path: Path, subject: str, error: Exception, said: list[str]) -> tuple[str, str]:
-    """Why a picture or a mask could not be decoded, and the mend.
+    """Why a picture or a mask could not be decoded, and the fix.
 
     Args:
         path: the file.

@@ -87,8 +87,8 @@ def without_padding(image: np.ndarray, subject: str) -> tuple[np.ndarray, list[F
             f"{count / image.size:.1%} of the voxels are {value:g}, far from the others ({low:g} to {high:g}), "
             f"and count as {becomes:g}"
         )
-        mend = "check that this is padding, or export the image without it"
-        findings.append(Finding("warning", "padding_replaced", subject, message, mend))
+        fix = "check that this is padding, or export the image without it"
+        findings.append(Finding("warning", "padding_replaced", subject, message, fix))
     return image, findings
 
 

@@ -29,7 +29,7 @@ class FindingRecord(Record):
     code: str
     subject: str
     message: str
-    mend: str
+    fix: str
 
 
 class Evaluation(Record):

@@ -36,10 +36,10 @@ def full_memory(site: SiteConfig, experiment: Experiment) -> FullMemoryError:
         memory = psutil.virtual_memory()
         place, free, total = "memory", memory.available, memory.total
     batch, data = experiment.training.batch_size, experiment.data
-    mend = f"set training.batch_size to {batch // 2}" if batch > 1 else "lower data.height and data.width"
+    fix = f"set training.batch_size to {batch // 2}" if batch > 1 else "lower data.height and data.width"
     return FullMemoryError(
         f"site {site.name} ran out of {place} ({free / GIB:.1f} of {total / GIB:.1f} GiB free) in a step of "
-        f"{count_text(batch, 'image')} of {data.height} x {data.width}; {mend}"
+        f"{count_text(batch, 'image')} of {data.height} x {data.width}; {fix}"
     )
 
 

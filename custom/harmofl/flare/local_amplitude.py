@@ -149,11 +149,11 @@ class LocalAmplitude:
             f"{clipped} of {of} patients were clipped at {relative_clip:g} of the scale of region {region} "
             f"(distance {mean.distance:.4g})"
         )
-        mend = "raise relative_clip in local/privacy.json, which raises the noise as much"
+        fix = "raise relative_clip in local/privacy.json, which raises the noise as much"
         if clipped == of:
-            self._logger.warning(f"amplitude not sent: {told}, so that it would hold the noise alone; {mend}")
+            self._logger.warning(f"amplitude not sent: {told}, so that it would hold the noise alone; {fix}")
         elif 2 * clipped > of:
-            self._logger.warning(f"amplitude: {told}; {mend}")
+            self._logger.warning(f"amplitude: {told}; {fix}")
         else:
             self._logger.info(f"amplitude: {told}")
         return clipped == of

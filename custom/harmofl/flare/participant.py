@@ -302,8 +302,8 @@ class Participant:
         try:
             return self._task.evaluate(logits, cases[split], workers=self._workers)
         except NotFiniteError as error:
-            mend = "lower training.learning_rate or federation.server_learning_rate"
-            raise NotFiniteError(f"the {which} model cannot be scored on {split} data: {error}; {mend}") from None
+            fix = "lower training.learning_rate or federation.server_learning_rate"
+            raise NotFiniteError(f"the {which} model cannot be scored on {split} data: {error}; {fix}") from None
 
     def _group(self, start: RoundStart) -> AbstractContextManager[tuple[ProcessGroup, Callable[[], bool]]]:
         """The processes that share a round, and what to ask between its batches."""

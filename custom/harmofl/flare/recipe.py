@@ -39,7 +39,7 @@ class HarmoFLRecipe(Recipe):
                 without a data root sites train on synthetic data anyway.
 
         Raises:
-            ExperimentError: no job folder, or settings that it does not take; one line with the mend.
+            ExperimentError: no job folder, or settings that it does not take; one line with the fix.
         """
         held = JobFolder.read(Path(job), _plain(overrides or {}), demo=demo)
         _refuse_idle_overrides(held)

@@ -124,5 +124,5 @@ def failed_to_compile(error: Exception, site: SiteConfig) -> SiteError | None:
         return None
     FINDINGS.warning(f"{site.name}: {error}")
     kind = type(getattr(error, "inner_exception", error)).__name__
-    mend = "install a C++ compiler there or set compile to false in local/privacy.json"
-    return SiteError("compile", f"site {site.name}: torch.compile failed ({kind}); {mend}")
+    fix = "install a C++ compiler there or set compile to false in local/privacy.json"
+    return SiteError("compile", f"site {site.name}: torch.compile failed ({kind}); {fix}")

@@ -28,7 +28,7 @@ def checkpoint_path(resume_from: str, store: Path | None) -> Path:
         return Path(resume_from)
     if not JOB_ID.fullmatch(resume_from):
         raise ExperimentError(
-            f"federation.resume_from: {resume_from!r} is no job id; outside simulation it names the job to go on from"
+            f"federation.resume_from: {resume_from!r} is not a job id; outside simulation it names the job to resume"
         )
     path = store.with_name(resume_from) / FINAL_MODEL
     if not path.is_file():
@@ -52,7 +52,7 @@ def lock_run(path: Path) -> IO[str]:
     except BlockingIOError:
         held.close()
         raise StateError(
-            "the run that this job goes on with is still going in another job; abort that one first"
+            "the run that this job resumes is still running in another job; abort that one first"
         ) from None
     return held
 

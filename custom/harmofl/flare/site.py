@@ -210,7 +210,7 @@ def data_root(scope: Mapping[str, Any]) -> str | None:
     """The scope's `data_root`, None where it has none.
 
     Raises:
-        SiteError: code `data_root`, where it is no text.
+        SiteError: code `data_root`, where it is not a text.
     """
     root = scope.get("data_root")
     if root is not None and not isinstance(root, str):
@@ -254,8 +254,8 @@ def noise_settings(scope: Mapping[str, Any]) -> NoiseSettings | None:
         )
     for key in given:  # a misspelled key is better named than the one that it leaves missing
         if key not in NoiseSettings.model_fields:
-            mend = nearest(key, NoiseSettings.model_fields)
-            raise SiteError("noise_settings", f"local/privacy.json: amplitude_noise.{key}: unknown setting{mend}")
+            fix = nearest(key, NoiseSettings.model_fields)
+            raise SiteError("noise_settings", f"local/privacy.json: amplitude_noise.{key}: unknown setting{fix}")
     try:
         return NoiseSettings.model_validate(given)
     except ValidationError as error:

@@ -49,7 +49,7 @@ class _Content(BaseModel):
 
 
 class StateError(RuntimeError):
-    """A state or checkpoint file that cannot be used; one line with the mend."""
+    """A state or checkpoint file that cannot be used; one line with the fix."""
 
     def __init__(self, message: str) -> None:
         super().__init__(one_line(message))

@@ -106,7 +106,7 @@ class NucleiTask:
         """The folder under `root` that holds this site's images, by the site's map, its name or an alias.
 
         Raises:
-            DataRootError: no such folder; one line with the mend.
+            DataRootError: no such folder; one line with the fix.
         """
         return nuclei_folder(root, site, experiment.data.aliases.get(site, ()), site_map_of(root))
 

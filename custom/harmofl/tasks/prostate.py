@@ -97,7 +97,7 @@ class ProstateTask:
         """The folder under `root` that holds this site's cases, by its name or an alias.
 
         Raises:
-            DataRootError: no such folder, or it holds DICOM; one line with the mend.
+            DataRootError: no such folder, or it holds DICOM; one line with the fix.
         """
         return site_folder(root, site, experiment.data.aliases.get(site, ()))
 

@@ -255,8 +255,8 @@ class _Patches(_Pictures):
         wanted = (experiment.data.height, experiment.data.width)
         if picture.shape[:2] != wanted:
             sizes = " instead of ".join(f"{width} x {height}" for height, width in (picture.shape[:2], wanted))
-            mend = "cut patches of the size and magnification of training"
-            raise refusal("patch_size", path.name, f"the patch has {sizes} pixels (width x height)", mend)
+            fix = "cut patches of the size and magnification of training"
+            raise refusal("patch_size", path.name, f"the patch has {sizes} pixels (width x height)", fix)
         return _Patch(picture, findings)
 
     def write(self, answer: Answer, source: Path, target: Path) -> None:

@@ -91,7 +91,7 @@ class TestPrepareKit:
         [
             ("HK", {}, "say where the images are"),
             ("HK", {"data_root": Path("images")}, "relative path"),
-            ("HK", {"data_root": Path("/nowhere/images")}, "is no folder here"),
+            ("HK", {"data_root": Path("/nowhere/images")}, "is not a folder here"),
             ("HK", {"data_root": Path("/"), "storage": Path("/srv")}, "belongs to the server"),
             ("server", {"data_root": Path("/")}, "has no images"),
             ("server", {"storage": Path("jobs")}, "relative path"),
@@ -108,7 +108,7 @@ class TestPrepareKit:
         assert contents(folder) == before
 
     def test_folders_that_are_no_kit_are_named(self, tmp_path: Path, images: Path) -> None:
-        with pytest.raises(KIT_SCRIPT.KitError, match="is no startup kit"):
+        with pytest.raises(KIT_SCRIPT.KitError, match="is not a startup kit"):
             KIT_SCRIPT.prepare_kit(images, data_root=images)
         (tmp_path / "startup").mkdir()
         (tmp_path / "local").mkdir()

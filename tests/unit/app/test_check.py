@@ -61,7 +61,7 @@ def test_a_folder_of_no_sites_name_is_said_to_be_taken_for_one_sites(
     """A run of all sites refuses a collection in one folder, so check must not look as if it were fine."""
     (own_root / "HK").rename(own_root / "collection")
     assert run(own_root / "collection", job) == 0
-    told = "notice: collection: taken for the folder of one site, whichever of BIDMC, HK that is; to run all of them on"
+    told = "notice: collection: taken for the folder of one site, whichever of BIDMC, HK that is; to run all sites on"
     assert told in capsys.readouterr().out
 
 
@@ -82,7 +82,7 @@ def test_an_alias_names_the_site(
     assert f"site HK: {own_root / 'Kowloon'}" in capsys.readouterr().out
 
 
-def test_an_unusable_case_is_an_error_with_its_mend(
+def test_an_unusable_case_is_an_error_with_its_fix(
     own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (own_root / "HK/Case01_segmentation.nii.gz").unlink()
@@ -218,7 +218,7 @@ def test_a_mistake_in_the_command_ends_with_2(
 def test_a_missing_root_ends_with_2(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(Path("nowhere"), job) == 2
     assert capsys.readouterr().err == (
-        "harmofl check: nowhere is no folder; name the folder of the sites' folders, or one site's own\n"
+        "harmofl check: nowhere is not a folder; name the folder of the sites' folders, or one site's own\n"
     )
 
 

@@ -221,7 +221,7 @@ def test_nothing_scored_leaves_no_result(
 def test_mistakes_are_refused(prostate_model: ModelOfTask, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     command = ["evaluate", "--model", str(prostate_model.path)]
     assert main([*command, str(tmp_path / "gone")]) == 2
-    assert "is no folder" in capsys.readouterr().err
+    assert "is not a folder" in capsys.readouterr().err
     (tmp_path / "evaluation.json").write_text("{}")
     assert main([*command, str(prostate_model.folder), "-o", str(tmp_path)]) == 2
     assert "exists already" in capsys.readouterr().err

@@ -174,7 +174,7 @@ def test_noise_without_the_filter_that_adds_it_is_an_error(site: Path) -> None:
     policy_file["scopes"][0]["task_result_filters"] = []
     write(site, "privacy.json", policy_file)
     (check,) = of(policy(site), "privacy.json")
-    assert check.state == "error" and FILTER in check.mend
+    assert check.state == "error" and FILTER in check.fix
 
 
 @pytest.mark.parametrize(
@@ -200,7 +200,7 @@ def test_what_flares_own_parser_refuses_is_an_error(site: Path, capfd: pytest.Ca
 def test_a_broken_file_does_not_hide_the_next_one(site: Path) -> None:
     (site / "local/privacy.json").write_text("{")
     first, second = policy(site)
-    assert first.state == "error" and "privacy.json: is no JSON" in first.message
+    assert first.state == "error" and "privacy.json: is not JSON" in first.message
     assert second.subject == "log_config.json.default"
 
 

@@ -240,7 +240,7 @@ def test_mistakes_are_refused_before_anything_is_written(
     empty.mkdir()
     rest = [image, "-o", tmp_path / "out", "--profile-of"]
     assert "holds no image that can be read" in refused([*command, *rest, empty], capsys)
-    assert "is no folder" in refused([*command, *rest, tmp_path / "gone"], capsys)
+    assert "is not a folder" in refused([*command, *rest, tmp_path / "gone"], capsys)
     assert not (tmp_path / "out").exists()
 
 

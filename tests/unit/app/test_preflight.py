@@ -74,7 +74,7 @@ def test_all_problems_are_said_at_once(
         "chmod 600",
         "shutdown.fl",
         "port closed",
-        "resources.json: is no JSON",
+        "resources.json: is not JSON",
     ):
         assert sum(part in line for line in errors) >= 1, part
     assert out.splitlines()[-1].startswith(f"{len(errors)} errors, ")
@@ -92,7 +92,7 @@ def test_json_of_another_form_is_one_line(site: Path, job: Path, lines: Lines) -
 
 
 def test_mistakes_in_the_command_end_with_2(tmp_path: Path, site: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(JobError, match="is no startup kit"):
+    with pytest.raises(JobError, match="is not a startup kit"):
         preflight(tmp_path, None, [])
     with pytest.raises(JobError, match="--job"):
         preflight(site, None, ["federation.rounds=1"])
@@ -108,7 +108,7 @@ def test_no_data_root(site: Path, lines: Lines) -> None:
     assert "HK has no data root" in line and "HARMOFL_DATA_ROOT" in line and "data_root" in line
 
 
-@pytest.mark.parametrize(("root", "part"), [("images", "is a relative path"), ("/nowhere/images", "is no folder")])
+@pytest.mark.parametrize(("root", "part"), [("images", "is a relative path"), ("/nowhere/images", "is not a folder")])
 def test_a_data_root_that_cannot_be_used(site: Path, lines: Lines, root: str, part: str) -> None:
     set_privacy(site, data_root=root)
     (line,) = lines(site)
@@ -124,7 +124,7 @@ def test_a_data_root_that_is_no_text(site: Path, lines: Lines) -> None:
 def test_the_environment_wins_over_the_scope(site: Path, lines: Lines, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HARMOFL_DATA_ROOT", "/nowhere")
     (line,) = lines(site)
-    assert "HARMOFL_DATA_ROOT: /nowhere is no folder" in line
+    assert "HARMOFL_DATA_ROOT: /nowhere is not a folder" in line
 
 
 def test_rights_on_the_data(site: Path, lines: Lines, sites_root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

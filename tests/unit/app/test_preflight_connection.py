@@ -54,7 +54,7 @@ def test_a_lead_reaches_the_server_too(kits: Provisioning, tmp_path: Path, serve
 @pytest.mark.parametrize("host", ["no-such-host.invalid", "a..b"])
 def test_a_name_without_an_address(kits: Provisioning, tmp_path: Path, host: str) -> None:
     (check,) = reach(kits.copy("HK", tmp_path / "site", localhost=host))
-    assert check.state == "error" and f"cannot resolve {host}" in check.message and check.mend
+    assert check.state == "error" and f"cannot resolve {host}" in check.message and check.fix
 
 
 def test_a_closed_port(kits: Provisioning, tmp_path: Path) -> None:
@@ -62,7 +62,7 @@ def test_a_closed_port(kits: Provisioning, tmp_path: Path) -> None:
         unused.bind(("127.0.0.1", 0))
         port = unused.getsockname()[1]
         (check,) = problems(reach(kits.copy("HK", tmp_path / "site", port=port)))
-    assert check.state == "error" and "port closed" in check.message and str(port) in check.mend
+    assert check.state == "error" and "port closed" in check.message and str(port) in check.fix
 
 
 def test_a_server_of_another_project_with_our_roots_name(
@@ -80,7 +80,7 @@ def test_a_server_whose_certificate_has_expired(kits: Provisioning, tmp_path: Pa
     server = kits.copy("server", tmp_path / "server")
     kits.issue(server, "server", (-20, -1), server_default_host="localhost")
     (check,) = problems(reach(kits.copy("HK", tmp_path / "site", port=serve(server))))
-    assert check.state == "error" and "expired" in check.message and "renew the server's kit" in check.mend
+    assert check.state == "error" and "expired" in check.message and "renew the server's kit" in check.fix
 
 
 @pytest.mark.parametrize(("scheme", "state"), [("http", "warning"), ("grpc", "error")])

@@ -26,7 +26,7 @@ def test_a_kit_as_handed_over_is_good(site: Path) -> None:
 
 def test_a_kit_of_stock_flare_is_not_signed(kits: Provisioning) -> None:
     (check,) = problems(files(kits.folder / "HK"))
-    assert check.state == "warning" and "not signed" in check.message and "KitSignatureBuilder" in check.mend
+    assert check.state == "warning" and "not signed" in check.message and "KitSignatureBuilder" in check.fix
 
 
 def test_an_edited_file_is_named(site: Path) -> None:
@@ -52,7 +52,7 @@ def test_signatures_of_another_project_are_said_once(site: Path, others: Provisi
 def test_a_private_key_is_for_its_owner(site: Path) -> None:
     (site / "startup/client.key").chmod(0o640)
     (check,) = problems(files(site))
-    assert check.state == "error" and "640" in check.message and check.mend.startswith("chmod 600 ")
+    assert check.state == "error" and "640" in check.message and check.fix.startswith("chmod 600 ")
 
 
 def test_the_root_is_shown_as_openssl_prints_it(site: Path) -> None:
@@ -81,7 +81,7 @@ def test_a_certificate_that_has_run_out_or_soon_will(
 ) -> None:
     kits.issue(site, "HK", days)
     (check,) = problems(certificate(site))
-    assert check.state == state and part in check.message and check.mend
+    assert check.state == state and part in check.message and check.fix
 
 
 def test_thirty_days_are_enough(kits: Provisioning, site: Path) -> None:
@@ -112,7 +112,7 @@ def test_a_certificate_of_another_name(site: Path, kits: Provisioning) -> None:
 def test_a_certificate_that_cannot_be_read(site: Path) -> None:
     (site / "startup/client.crt").write_text("nothing")
     (check,) = certificate(site)
-    assert check.state == "error" and check.mend
+    assert check.state == "error" and check.fix
     (site / "startup/client.crt").unlink()
     (check,) = certificate(site)
     assert check.state == "error" and "client.crt" in check.message

@@ -131,7 +131,7 @@ def test_a_file_that_no_manifest_lists(site: Path, packed: Packed, lines: Lines)
 
 
 def test_a_job_folder_is_no_bundle(site: Path, job: Path, lines: Lines) -> None:
-    assert any("is no bundle" in line for line in lines(site, job, state="note"))
+    assert any("is not a bundle" in line for line in lines(site, job, state="note"))
 
 
 @pytest.mark.parametrize("name", [LEAD, MEMBER])
@@ -149,7 +149,7 @@ def test_what_is_installed(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(metadata, "version", lambda name: other.get(name) or installed(name))
     (check,) = list(check_installed(open_kit(site)))
     assert check.state == "error" and check.subject == "nvflare"
-    assert "is 2.8.0, but harmofl" in check.message and ">=2.9" in check.message and "pip install" in check.mend
+    assert "is 2.8.0, but harmofl" in check.message and ">=2.9" in check.message and "pip install" in check.fix
 
 
 def test_start_sh_runs_the_python3_of_the_path(site: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

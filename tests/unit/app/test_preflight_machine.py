@@ -61,7 +61,7 @@ def test_a_running_site_is_a_warning(site: Path, sleep: Sleep) -> None:
     daemon = sleep(str(site / "startup/sub_start.sh"))
     (site / "daemon_pid.fl").write_text(f"{daemon}\n")
     (site / "pid.fl").write_text(f"{sleep(*flare_of(site))}\n")
-    (site / "shutdown.fl").touch()  # it is about to stop: nothing to mend
+    (site / "shutdown.fl").touch()  # it is about to stop: nothing to fix
     checks = see("running", site)
     assert [check.state for check in checks] == ["warning", "warning"]
     assert f"the client is running as process {daemon}" in checks[0].message
@@ -78,7 +78,7 @@ def test_a_site_that_runs_without_pid_files_is_a_warning(site: Path, sleep: Slee
 def test_a_stale_pid_file_is_a_warning(site: Path, content: str) -> None:
     (site / "daemon_pid.fl").write_text(content)  # no number is as large: the kernel's limit is 2^22
     stale, at_rest = see("running", site)
-    assert stale.state == "warning" and "gone" in stale.message and f"rm {site / 'daemon_pid.fl'}" in stale.mend
+    assert stale.state == "warning" and "gone" in stale.message and f"rm {site / 'daemon_pid.fl'}" in stale.fix
     assert at_rest.state == "ok"
 
 
@@ -172,7 +172,7 @@ def test_the_gpu_against_the_sites_device(
     checks = see("gpu", site, None)
     assert [check.state for check in checks] == states
     if "error" in states:
-        assert f"device is {device}" in checks[0].message and checks[0].mend
+        assert f"device is {device}" in checks[0].message and checks[0].fix
 
 
 def test_more_promised_than_the_card_has(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,4 +250,4 @@ def test_shared_memory_against_loader_processes(
     check = see("memory", site, demand)[-1]
     assert check.subject == "shared memory" and check.state == state
     if state == "warning":
-        assert "--shm-size" in check.mend and '"workers": 0' in check.mend
+        assert "--shm-size" in check.fix and '"workers": 0' in check.fix

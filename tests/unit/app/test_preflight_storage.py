@@ -38,7 +38,7 @@ def lasting(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_storage_in_tmp_is_a_warning(server: Path) -> None:
     checks = see("storage", server)  # as provisioned: snapshots and jobs
-    assert [check.state for check in checks] == ["warning", "warning"] and checks[0].mend
+    assert [check.state for check in checks] == ["warning", "warning"] and checks[0].fix
 
 
 @pytest.mark.usefixtures("lasting")
@@ -54,7 +54,7 @@ def test_a_kit_that_was_moved_still_names_its_old_folder(server: Path, tmp_path:
     checks = see("storage", moved)
     assert [check.state for check in checks] == ["error", "error"]
     assert f"kept in {server}/snapshots, but there is no folder {server}" in checks[0].message
-    assert f"prepare_kit.py {moved} --force" in checks[0].mend
+    assert f"prepare_kit.py {moved} --force" in checks[0].fix
     assert len(lines(moved)) == 2, "nothing says it again"
 
 
@@ -127,7 +127,7 @@ def test_a_state_root_that_cannot_be_written(site: Path, monkeypatch: pytest.Mon
     monkeypatch.setenv("HARMOFL_STATE_ROOT", "/proc/states")  # nobody can create a file there, not even root
     workspace, state = see("disk", site, None)
     assert workspace.state == "ok"
-    assert state.state == "error" and "/proc cannot be written" in state.message and state.mend
+    assert state.state == "error" and "/proc cannot be written" in state.message and state.fix
 
 
 def test_a_read_only_workspace(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -146,7 +146,7 @@ def test_mistakes_remove_nothing(
 
 
 def test_only_a_site_or_server_has_something_to_remove(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert "is no startup kit" in purged(capsys, tmp_path, code=2)
+    assert "is not a startup kit" in purged(capsys, tmp_path, code=2)
     admin = {"username": "lead@ucl.org", "project_name": "p", "host": "h", "port": 1, "scheme": "http"}
     kit = write_kit(tmp_path / "lead", "admin", {"admin": {**admin, "server_identity": "server"}})
     assert "is the kit of a person" in purged(capsys, kit, "--all", code=2)

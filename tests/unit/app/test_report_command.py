@@ -62,7 +62,7 @@ def test_the_page_goes_where_it_is_asked_to(make_run: MakeRun, tmp_path: Path, c
 
 
 def test_a_run_that_is_not_one_is_one_line(make_run: MakeRun, tmp_path: Path, capsys: Any) -> None:
-    assert "is no folder" in refusal(capsys, str(tmp_path / "nowhere"))
+    assert "is not a folder" in refusal(capsys, str(tmp_path / "nowhere"))
     assert "holds no results.json; did the run finish?" in refusal(capsys, str(tmp_path))
     (tmp_path / "failure.txt").write_text("round 1: 1 of 2 sites accepted\n")
     assert "failed before it had results: round 1: 1 of 2 sites accepted" in refusal(capsys, str(tmp_path))
@@ -93,7 +93,7 @@ def test_a_comparison_with_local_only(make_run: MakeRun, capsys: Any) -> None:
     assert "higher at 0 of them" in (run / "report.html").read_text()
     capsys.readouterr()
     assert "method is harmofl, not local_only" in refusal(capsys, str(run), "--local-only", str(run))
-    assert "is no folder" in refusal(capsys, str(run), "--local-only", str(run / "none"))
+    assert "is not a folder" in refusal(capsys, str(run), "--local-only", str(run / "none"))
 
 
 def test_pictures_of_the_sites_that_are_here_without_any_name(make_run: MakeRun, sites_root: Path, capsys: Any) -> None:

@@ -94,7 +94,7 @@ def test_a_line_a_round_with_who_failed_and_the_time_left() -> None:
         "about 2 minutes left",
     ]
     assert progress_lines(None) == []
-    assert progress_lines({**PROGRESS, "start_round": 1, "closed": []})[0] == "goes on from round 1"
+    assert progress_lines({**PROGRESS, "start_round": 1, "closed": []})[0] == "resumed from round 1"
 
 
 def test_each_news_is_told_once_and_the_results_come(played: Any, tmp_path: Path, capsys: Any) -> None:
@@ -203,7 +203,7 @@ def test_a_resumed_job_is_submitted_where_a_kit_is_given(job: Path, tmp_path: Pa
 
 
 def test_a_mistaken_id_or_a_taken_folder_writes_nothing(job: Path, tmp_path: Path) -> None:
-    with pytest.raises(JobError, match="is no job id"):
+    with pytest.raises(JobError, match="is not a job id"):
         resume(job, "../../etc", output=tmp_path / "again", kit=None)
     assert not (tmp_path / "again").exists()
     (tmp_path / "again" / job.name).mkdir(parents=True)

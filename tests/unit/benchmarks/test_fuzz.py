@@ -47,12 +47,14 @@ def test_files_keep_their_form_often_enough_to_get_past_the_first_look() -> None
     with zipfile.ZipFile(packed, "w") as file:
         file.writestr("a", b"x" * 100)
         file.writestr("b", b"y" * 100)
+    # a damaged archive; a method of compression that zipfile does not know is its own type of error
+    zipfile_errors = (zipfile.BadZipFile, RuntimeError, OSError, ValueError)
     whole = 0
     for number in range(100):
         try:
             with zipfile.ZipFile(io.BytesIO(change.of_zip(Random(number), packed.getvalue()))) as file:
                 whole += file.testzip() is None
-        except (zipfile.BadZipFile, NotImplementedError, OSError, ValueError):
+        except zipfile_errors:
             continue
     assert whole > 60
 
@@ -69,7 +71,7 @@ def raising(error: Exception | None) -> Target:
     ("error", "outcome"),
     [
         (None, "accepted"),
-        (refusal("code", "a.txt", "is odd", "mend it"), "refused"),
+        (refusal("code", "a.txt", "is odd", "fix it"), "refused"),
         (ValueError("not of the project"), "crash"),
         (MemoryError(), "crash"),
         (AssertionError("what was read is no image"), "crash"),
@@ -80,7 +82,7 @@ def test_only_the_projects_own_refusal_is_one(tmp_path: Path, error: Exception |
 
 
 def test_a_refusal_of_several_lines_is_a_crash(tmp_path: Path) -> None:
-    error = CaseError(refusal("code", "a.txt", "is odd", "mend it").finding)
+    error = CaseError(refusal("code", "a.txt", "is odd", "fix it").finding)
     error.args = ("is odd\nand goes on",)
     assert fuzz.outcome_of(raising(error), tmp_path / "current.txt")[0] == "crash"
 

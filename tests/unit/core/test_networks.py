@@ -109,7 +109,7 @@ def test_smaller_images_shrink_to_one_pixel_which_has_no_spread(name, size):
         small(name).train()(images(2, size))
 
 
-def test_the_combination_that_monai_cannot_build_is_refused_with_the_mend():
+def test_the_combination_that_monai_cannot_build_is_refused_with_the_fix():
     with pytest.raises((RuntimeError, AttributeError)):  # its own initialization expects weights in every batch norm
         DenseNet121(2, 3, 2, norm=("batch", {"affine": False, "track_running_stats": False}))
     with pytest.raises(ValueError, match="network.norm.*use 'instance' or 'batch'"):

@@ -61,7 +61,7 @@ def test_what_is_kept_comes_back(
     tmp_path_factory: pytest.TempPathFactory, contents: dict[str, np.ndarray], about: dict[str, object]
 ) -> None:
     folder = tmp_path_factory.mktemp("entry")
-    finding = Finding("notice", "code", "Fälle/1", "said", "mend")
+    finding = Finding("notice", "code", "Fälle/1", "said", "fix")
     with (folder / "entry").open("wb") as stream:
         decoded.write(stream, Decoded(contents, dict(about), (finding,)))
     read = decoded._load(folder / "entry")

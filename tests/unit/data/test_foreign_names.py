@@ -18,7 +18,7 @@ def touched(folder: Path, *names: str) -> Path:
 
 
 def said(findings: list[Finding]) -> list[tuple[str, str, str]]:
-    return [(finding.code, finding.subject, f"{finding.message}; {finding.mend}") for finding in findings]
+    return [(finding.code, finding.subject, f"{finding.message}; {finding.fix}") for finding in findings]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ def test_the_folders_of_nnunet_are_named(tmp_path: Path) -> None:
     touched(folder, "labelsTr/Case00.nii.gz", "dataset.json")
     [finding] = find_cases(folder)[1]
     assert "2 in imagesTr, 1 in labelsTr" in finding.message
-    assert "copy imagesTr/CASE_0000.nii.gz to CASE.nii.gz and labelsTr/CASE.nii.gz to CASE_segm" in finding.mend
+    assert "copy imagesTr/CASE_0000.nii.gz to CASE.nii.gz and labelsTr/CASE.nii.gz to CASE_segm" in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -221,4 +221,4 @@ def test_a_mask_that_may_be_of_several_pictures_is_given_to_none(tmp_path: Path)
 
 def test_the_missing_image_of_a_mask_is_named(tmp_path: Path) -> None:
     [finding] = find_nuclei(touched(tmp_path, "a_mask.png"))[1]
-    assert finding.code == "annotation_without_image" and finding.mend.startswith("add a.tif or ")
+    assert finding.code == "annotation_without_image" and finding.fix.startswith("add a.tif or ")

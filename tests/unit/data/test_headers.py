@@ -30,7 +30,7 @@ def refused(path: Path) -> Finding:
     with pytest.raises(CaseError) as caught:
         read_scan(path)
     finding = caught.value.finding
-    assert finding.subject == path.name and finding.mend and "\n" not in str(finding)
+    assert finding.subject == path.name and finding.fix and "\n" not in str(finding)
     assert str(path.parent) not in str(finding)
     return finding
 
@@ -103,7 +103,7 @@ def test_what_a_header_leaves_open_is_named(
     found = read(raw_nifti(tmp_path / "odd.nii", VOXELS, **header))
     assert [finding.code for finding in found] == ([code] if code else [])
     for finding in found:
-        assert (finding.subject, finding.severity) == ("odd.nii", "warning") and finding.mend
+        assert (finding.subject, finding.severity) == ("odd.nii", "warning") and finding.fix
         assert told in finding.message
     assert capfd.readouterr() == ("", "")
 
@@ -207,7 +207,7 @@ def test_a_stream_that_goes_on_is_not_read_to_its_end(tmp_path: Path, monkeypatc
 
 
 def test_writing_and_recognizing_masks_prints_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    """nibabel mends the same header each time it opens it, and says so on the console without a name."""
+    """nibabel fixes the same header each time it opens it, and says so on the console without a name."""
     source = raw_nifti(tmp_path / "odd.nii", VOXELS, sform=LPS, pixdim=(0, 0.5, 3))
     write_labels(np.ones((6, 16, 20), np.uint8), source, tmp_path / "mask.nii.gz")
     assert wrote_labels(tmp_path / "mask.nii.gz") and not wrote_labels(source)

@@ -250,8 +250,8 @@ def test_regions_of_which_none_leaves_a_pixel_are_refused(regions: list[Region],
     finding = caught.value.finding
     assert (finding.severity, finding.code, finding.subject) == ("error", "no_region_drawn", "a.xml")
     assert said in finding.message and "12 x 10 (columns x rows)" in finding.message
-    # the mend fits: what lies inside is not of the whole slide
-    assert ("whole slide" in finding.mend) == ("0 outside" not in said)
+    # the fix fits: what lies inside is not of the whole slide
+    assert ("whole slide" in finding.fix) == ("0 outside" not in said)
     assert finding.message.startswith("its 1 region leaves no" if len(regions) == 1 else "none of its 3 regions leaves")
 
 
@@ -261,7 +261,7 @@ def test_holes_alone_are_said_to_be_that() -> None:
         check_something_drawn(holes, draw(*holes).instances, "a.xml")
     finding = caught.value.finding
     assert finding.code == "no_region_drawn" and finding.message.startswith("all of its 2 regions are holes")
-    assert "outlines" in finding.mend
+    assert "outlines" in finding.fix
 
 
 def test_regions_that_share_an_edge_share_no_pixel() -> None:

@@ -66,7 +66,7 @@ def test_b12_orphans_and_duplicates_are_named_and_left_out(
     assert codes(findings) == [code]
     assert findings[0].severity == "error"
     assert all(name in findings[0].subject for name in named)
-    assert findings[0].mend
+    assert findings[0].fix
 
 
 def test_other_formats_are_counted_once_each(tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def test_a_link_to_nowhere_is_still_a_case(tmp_path: Path) -> None:
 def test_empty_folder_is_an_error_not_an_empty_list(tmp_path: Path) -> None:
     [finding] = find_cases(tmp_path)[1]
     assert (finding.code, finding.message) == ("no_cases", "the folder holds no NIfTI volume")
-    assert finding.mend == "put CaseNN.nii.gz and CaseNN_segmentation.nii.gz of each case into it"
+    assert finding.fix == "put CaseNN.nii.gz and CaseNN_segmentation.nii.gz of each case into it"
 
 
 def test_folder_that_cannot_be_listed(tmp_path: Path) -> None:

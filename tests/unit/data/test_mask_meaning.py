@@ -162,7 +162,7 @@ def test_ramps_are_found_wherever_they_lie_in_a_large_picture() -> None:
 def test_what_is_no_whole_number_is_refused(values: list[float], code: str) -> None:
     with pytest.raises(CaseError) as caught:
         mask_labels(np.array([values]), "a_mask.tif", "save numbers")
-    assert (caught.value.finding.code, caught.value.finding.mend) == (code, "save numbers")
+    assert (caught.value.finding.code, caught.value.finding.fix) == (code, "save numbers")
 
 
 def test_the_largest_labels() -> None:

@@ -53,7 +53,7 @@ def refused(path: Path, shape: tuple[int, int] = SHAPE, *, classes: bool = False
     with pytest.raises(CaseError) as caught:
         read_label_picture(path, shape, "a.png", classes=classes)
     finding = caught.value.finding
-    assert finding.severity == "error" and path.name in finding.subject and finding.mend
+    assert finding.severity == "error" and path.name in finding.subject and finding.fix
     assert str(path.parent) not in str(finding) and "\n" not in str(finding)
     return finding
 
@@ -256,7 +256,7 @@ def test_a_damaged_png_is_refused_even_where_it_decodes(save: Save) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "said", "mend"),
+    ("content", "said", "fix"),
     [
         (b"", "the file is empty", "copy or export it again"),
         (b"nuclei: 12", "the file is a text, no picture", "export it as PNG or TIFF"),
@@ -264,11 +264,11 @@ def test_a_damaged_png_is_refused_even_where_it_decodes(save: Save) -> None:
     ],
     ids=("empty", "text", "zip"),
 )
-def test_what_is_no_picture_is_said(tmp_path: Path, content: bytes, said: str, mend: str) -> None:
+def test_what_is_no_picture_is_said(tmp_path: Path, content: bytes, said: str, fix: str) -> None:
     path = tmp_path / "a_mask.png"
     path.write_bytes(content)
     finding = refused(path)
-    assert (finding.code, finding.message, finding.mend) == ("unreadable_annotation", said, mend)
+    assert (finding.code, finding.message, finding.fix) == ("unreadable_annotation", said, fix)
     path.unlink()
     path.symlink_to(tmp_path / "gone.png")
     assert refused(path).message == "there is no such file"

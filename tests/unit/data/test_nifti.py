@@ -22,7 +22,7 @@ def refused(path: Path) -> str:
     finding = caught.value.finding
     assert finding.severity == "error"
     assert finding.subject == path.name
-    assert finding.mend
+    assert finding.fix
     assert "\n" not in str(caught.value)
     assert str(path.parent) not in str(caught.value)
     return finding.code

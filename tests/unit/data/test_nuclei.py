@@ -159,8 +159,8 @@ def test_files_without_a_partner_are_named_with_what_is_wanted(touch: Touch) -> 
         ("error", "image_without_annotation", "p/a.tif"),
         ("error", "annotation_without_image", "p/b.xml"),
     ]
-    assert "a.xml" in findings[0].mend
-    assert "b.tif" in findings[1].mend
+    assert "a.xml" in findings[0].fix
+    assert "b.tif" in findings[1].fix
 
 
 @pytest.mark.parametrize("names", [("a.tif", "A.TIF", "a.xml"), ("a.tif", "a.xml", "a_mask.png")])

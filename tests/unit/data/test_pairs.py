@@ -13,7 +13,7 @@ def refusal_of(case: Case) -> Finding:
     with pytest.raises(CaseError) as caught:
         read_pair(case)
     assert "\n" not in str(caught.value)
-    assert caught.value.finding.mend
+    assert caught.value.finding.fix
     return caught.value.finding
 
 
@@ -79,7 +79,7 @@ RESAMPLE, CONVERT, SAVE = (
 
 
 @pytest.mark.parametrize(
-    ("headers", "told", "mend"),
+    ("headers", "told", "fix"),
     [
         (({"sform": moved(x=30)}, {"sform": LPS}), "voxels apart", RESAMPLE),
         (
@@ -122,12 +122,12 @@ RESAMPLE, CONVERT, SAVE = (
         ),
     ],
 )
-def test_a_mismatch_names_the_header_that_is_wrong(tmp_path, gland, headers, told: str, mend: str) -> None:
+def test_a_mismatch_names_the_header_that_is_wrong(tmp_path, gland, headers, told: str, fix: str) -> None:
     names = ("A.nii", "A_s.nii")
     files = [raw_nifti(tmp_path / names[part], gland[part], **headers[part]) for part in (0, 1)]
     finding = refusal_of(Case("A", *files))
     assert (finding.code, finding.subject) == ("geometry_mismatch", "A.nii, A_s.nii")
-    assert told in finding.message and finding.mend.startswith(mend)
+    assert told in finding.message and finding.fix.startswith(fix)
 
 
 @pytest.mark.parametrize("headers", [({"qform": LPS, "codes": (0, 0)}, {"sform": LPS}), ({}, {"sform": np.eye(4)})])
@@ -136,7 +136,7 @@ def test_no_header_is_blamed_for_another_number_of_voxels(tmp_path, gland, heade
     mask = raw_nifti(tmp_path / "A_s.nii", gland[1][:, :, :-1], **headers[1])
     finding = refusal_of(Case("A", image, mask))
     assert finding.message == "image and mask differ in size (6x16x20 against 5x16x20, slices x rows x columns)"
-    assert finding.mend.startswith(RESAMPLE)
+    assert finding.fix.startswith(RESAMPLE)
 
 
 def test_padding_is_replaced_beside_a_mask_as_alone(write_case, gland) -> None:

@@ -127,7 +127,7 @@ def test_image_is_read_or_refused_by_name(realdata: Path, tmp_path: Path, file: 
             read_volume(Case("real", path, mask), SMALL)
     assert caught.value.finding.code == expected
     assert caught.value.finding.subject == path.name
-    assert caught.value.finding.mend
+    assert caught.value.finding.fix
 
 
 @pytest.mark.parametrize("file", MASKS)

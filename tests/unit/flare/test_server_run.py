@@ -71,7 +71,7 @@ def test_in_simulation_a_job_names_a_file_and_nothing_is_stored(make_run, weight
 
 @pytest.mark.parametrize("name", ["/etc/passwd", "../../other", "FL_global_model.pt", "a b", ""])
 def test_a_job_chooses_no_path_at_a_real_server(tmp_path: Path, name: str) -> None:
-    with pytest.raises(ExperimentError, match="is no job id"):
+    with pytest.raises(ExperimentError, match="is not a job id"):
         checkpoint_path(name, tmp_path / "runs" / JOB)
 
 
@@ -131,7 +131,7 @@ def test_a_job_that_ends_hard_has_told_where_it_was(stored) -> None:
 
 def test_two_jobs_never_go_on_with_one_run(tmp_path: Path) -> None:
     held = lock_run(tmp_path / "runs" / ".0123abcd")
-    with pytest.raises(StateError, match="still going in another job"):
+    with pytest.raises(StateError, match="still running in another job"):
         lock_run(tmp_path / "runs" / ".0123abcd")
     held.close()  # as when its process has ended, however it ended
     lock_run(tmp_path / "runs" / ".0123abcd").close()
