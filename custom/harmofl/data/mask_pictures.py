@@ -7,18 +7,16 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from harmofl.data.findings import CaseError, Finding, refusal
-from harmofl.data.library_messages import collect_messages, in_one_line
+from harmofl.data.findings import Finding, refusal
 from harmofl.data.mask_meaning import Numbers, check_no_ramps, mask_labels
 from harmofl.data.rasters import (
-    LOGGERS,
     ORIENTATION,
     PHOTOMETRIC,
     WHITE_IS_ZERO,
+    decoded_or_refused,
     is_tiff,
     opened,
     several_pages,
-    unreadable,
     upright,
 )
 from harmofl.data.whole_pictures import check_whole_page
@@ -66,24 +64,15 @@ def read_label_picture(path: Path, shape: tuple[int, int], image_name: str, *, c
         CaseError: if the file cannot be read, has another size, or does not say what is marked.
     """
     subject = path.name
-    said: list[str] = []
-    try:
-        # libtiff writes to standard error itself
-        with collect_messages(*LOGGERS, stderr=is_tiff(path)) as said:
-            planes, alpha, findings = _decoded(path, shape, image_name)
-    except CaseError:
-        raise
-    except Exception as error:  # decoders raise whatever a damaged file makes them run into
-        raise refusal("unreadable_annotation", subject, *unreadable(path, subject, error, said)) from error
-    told = in_one_line(said, path, subject)
-    if told:
-        findings.append(Finding("notice", "decoder_message", subject, f"the decoder says: {told}"))
+    (planes, alpha, findings), more = decoded_or_refused(
+        path, subject, "unreadable_annotation", lambda: _decoded(path, shape, image_name)
+    )
     for plane in planes:
         mask_labels(plane, subject, SAVE_LABELS, classes=classes)
     labels = planes[0] if len(planes) == 1 else _label_of_colors(planes, subject, classes)
     if alpha is not None:
         _check_alpha(labels, alpha, subject)
-    return LabelPicture(np.rint(labels).astype(np.int64) if labels.dtype.kind == "f" else labels, tuple(findings))
+    return LabelPicture(np.rint(labels).astype(np.int64) if labels.dtype.kind == "f" else labels, (*findings, *more))
 
 
 def _decoded(

@@ -1,8 +1,9 @@
 """Pictures of any color mode to 8-bit RGB by stated rules, or refused by name."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ TIFF_MARKS = (b"II*\x00", b"MM\x00*", b"II+\x00", b"MM\x00+")
 LOGGERS = ("PIL.TiffImagePlugin", "tifffile")
 SAVE_AS_RGB = "save it as 8-bit RGB PNG"
 Picture = NDArray[np.uint8]
+Result = TypeVar("Result")
 
 
 def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
@@ -65,30 +67,39 @@ def read_rgb(path: Path, subject: str) -> tuple[Picture, list[Finding]]:
         plain = read_plain_png(path, MOST_PIXELS)
         if plain is not None:
             return plain, []
-    said: list[str] = []
-    try:
-        # libtiff writes to standard error itself
-        with collect_messages(*LOGGERS, stderr=is_tiff(path)) as said:
-            picture, findings = _decode(path, subject)
-    except CaseError:
-        raise
-    except Exception as error:  # decoders raise whatever a damaged file makes them run into
-        raise refusal("unreadable_image", subject, *unreadable(path, subject, error, said)) from error
-    told = in_one_line(said, path, subject)
-    if told:
-        findings.append(Finding("notice", "decoder_message", subject, f"the decoder says: {told}"))
-    return picture, findings
+    (picture, findings), more = decoded_or_refused(path, subject, "unreadable_image", lambda: _decode(path, subject))
+    return picture, [*findings, *more]
 
 
-def unreadable(path: Path, subject: str, error: Exception, said: list[str]) -> tuple[str, str]:
-    """Why a picture or a mask could not be decoded, and the fix.
+def decoded_or_refused(
+    path: Path, subject: str, code: str, decode: Callable[[], Result]
+) -> tuple[Result, list[Finding]]:
+    """Decode a picture or a mask; what libraries print meanwhile becomes a notice about the file.
 
     Args:
         path: the file.
         subject: its name in findings.
-        error: what a decoder raised.
-        said: what libraries printed.
+        code: of the finding where a decoder fails.
+        decode: does it.
+
+    Raises:
+        CaseError: from `decode`, or in the place of whatever else it raises.
     """
+    said: list[str] = []
+    try:
+        # libtiff writes to standard error itself
+        with collect_messages(*LOGGERS, stderr=is_tiff(path)) as said:
+            result = decode()
+    except CaseError:
+        raise
+    except Exception as error:  # decoders raise whatever a damaged file makes them run into
+        raise refusal(code, subject, *_unreadable(path, subject, error, said)) from error
+    told = in_one_line(said, path, subject)
+    return result, [Finding("notice", "decoder_message", subject, f"the decoder says: {told}")] if told else []
+
+
+def _unreadable(path: Path, subject: str, error: Exception, said: list[str]) -> tuple[str, str]:
+    """Why a file could not be decoded, and the fix; `said` is what libraries printed."""
     if isinstance(error, FileNotFoundError):
         return "there is no such file", "restore it"
     if isinstance(error, PermissionError):
