@@ -28,7 +28,6 @@ SKEW_TOLD = 1.0
 # At 10 degrees a neighbor 3 mm away lies 0.53 mm aside, a whole pixel of 0.5 mm: the three slices of one input no
 # longer show the same place, and a distance measured along the axes is wrong by up to 9 %.
 SKEW_REFUSED = 10.0
-QUATERNION_TOLERANCE = 3 * float(np.finfo(np.float32).eps)
 FIRST_VOXEL = {b"n+1": 352, b"n+2": 544}  # bytes; where the voxels of a single file begin at the earliest
 MOST_EXTENSIONS = 1 << 24  # bytes between a header and its voxels; a whole DICOM header takes some 100 kB
 
@@ -67,7 +66,7 @@ def check_raw_header(path: Path, raw: Any) -> None:
 
     Raises:
         CaseError: the voxels begin in the header, the extensions between both do not end before them, or the only form
-            is a qform that is no rotation.
+            is a qform that is not a rotation.
     """
     fix = "copy the file again from its source or convert it again"
     magic, offset = raw["magic"].item(), float(raw["vox_offset"])
@@ -80,11 +79,12 @@ def check_raw_header(path: Path, raw: Any) -> None:
         message = f"the extensions of the header do not end at byte {offset:g}, where the voxels begin"
         raise refusal("bad_header", path.name, message, fix)
     if raw["sform_code"] <= 0 < raw["qform_code"]:
-        length = float(sum(float(raw[f"quatern_{part}"]) ** 2 for part in "bcd"))
-        # nibabel's own limit; it raises a ValueError without a name
-        if not length <= 1 + QUATERNION_TOLERANCE:
-            message = "the qform of the header is no rotation (b, c and d of its quaternion are longer than 1)"
-            raise refusal("bad_affine", path.name, message, CONVERT_AGAIN)
+        try:
+            # nibabel's own limit, which for NIfTI-2 is so narrow that it may refuse a half turn that it wrote itself
+            raw.get_qform_quaternion()
+        except ValueError:
+            message = "the qform of the header is not a rotation (b, c and d of its quaternion are longer than 1)"
+            raise refusal("bad_affine", path.name, message, f"set its sform, or {CONVERT_AGAIN}") from None
 
 
 def placement_of(path: Path, raw: Any, image: Any) -> Placement:

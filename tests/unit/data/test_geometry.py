@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from nibabel.eulerangles import euler2mat
 
 from harmofl.data.checks import check_site
+from harmofl.data.findings import CaseError
 from harmofl.data.geometry import Grid, grid_in_frame, in_voxels, skew
 from harmofl.data.layout import Case
 from harmofl.data.nifti import read_scan
@@ -72,7 +73,14 @@ def test_a_reader_has_at_a_place_the_voxel_that_nibabel_has_there(
     voxels = np.random.default_rng(0).permutation(np.arange(60, dtype=np.int16)).reshape(SHAPE)
     axes_of_one = voxels.reshape(SHAPE + (1,) * more)
     path = raw_nifti(tmp_path / f"image{ending}", axes_of_one, **header)  # type: ignore[arg-type]
-    scan, nibabels = read_scan(path), nibabel.load(path)
+    try:
+        nibabels = nibabel.load(path)
+    except ValueError:  # of a qform that rounding made longer than a rotation, see test_nifti.py
+        with pytest.raises(CaseError) as caught:
+            read_scan(path)
+        assert caught.value.finding.code == "bad_affine"
+        return
+    scan = read_scan(path)
     indices = np.array(list(np.ndindex(*SHAPE)))
     world = nibabels.affine @ np.c_[indices, np.ones(len(indices))].T
     column, row, plane, _ = np.linalg.solve(scan.affine, world)

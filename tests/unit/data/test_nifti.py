@@ -59,8 +59,22 @@ def test_b7_other_dimensions_are_refused(write_nifti, shape: tuple[int, ...]) ->
 
 def test_a_qform_alone_that_is_no_rotation_is_named(tmp_path: Path, gland) -> None:
     path = raw_nifti(tmp_path / "a.nii", gland[0], qform=np.eye(4), codes=(0, 1), quatern_b=1, quatern_c=1)
-    with pytest.raises(CaseError, match="a.nii: the qform of the header is no rotation"):
+    with pytest.raises(CaseError, match="a.nii: the qform of the header is not a rotation"):
         read_scan(path)
+
+
+def test_a_qform_that_rounding_made_longer_than_a_rotation_is_named(tmp_path: Path, gland) -> None:
+    """Half a turn about an oblique axis: b, c and d have length 1 but for rounding, too much for nibabel in NIfTI-2."""
+    half_turn = {"quatern_b": 0.6, "quatern_c": 0.0, "quatern_d": 0.8 * (1 + 1e-14)}
+    path = raw_nifti(
+        tmp_path / "a.nii", gland[0], qform=np.eye(4), codes=(0, 1), kind=nibabel.Nifti2Header, **half_turn
+    )
+    with pytest.raises(ValueError, match="w2 should be positive"):
+        nibabel.load(path)
+    with pytest.raises(CaseError, match="a.nii: the qform of the header is not a rotation .* set its sform"):
+        read_scan(path)
+    # the same rounding is within the limit of NIfTI-1, which stores 32 bits
+    assert read_scan(raw_nifti(tmp_path / "b.nii", gland[0], qform=np.eye(4), codes=(0, 1), **half_turn)).data.size
 
 
 def test_missing_empty_and_foreign_files(tmp_path: Path) -> None:
