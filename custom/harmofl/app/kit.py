@@ -15,7 +15,17 @@ from harmofl.app.job import JobError
 from harmofl.app.silence import flare_silent
 from harmofl.flare.allowed_names import allowed_names
 from harmofl.flare.progress import FINDINGS
-from harmofl.flare.site import SiteError, compiles, minimum_cases, noise_settings, state_root, threads, workers
+from harmofl.flare.site import (
+    SiteError,
+    compiles,
+    minimum_cases,
+    noise_settings,
+    site_settings,
+    state_root,
+    threads,
+    workers,
+)
+from harmofl.flare.site_settings import SiteSettings
 from harmofl.sections import nearest, parse_json
 
 WORKSPACE_VARIABLE = "NVFL_WORKSPACE"  # where start.sh runs a kit that lies in a read-only folder
@@ -30,6 +40,7 @@ PROPERTIES = (
     "compile",
     "allowed_names",
     "amplitude_noise",
+    *SiteSettings.model_fields,
 )
 
 
@@ -263,11 +274,11 @@ def _values(properties: Mapping[str, Any]) -> Iterator[Check]:
             fix = nearest(name, PROPERTIES).removeprefix("; ") or f"known are {', '.join(PROPERTIES)}"
             yield Check("warning", "privacy.json", f"property {name} is not used", fix)
     # device and data_root have sections of their own
-    for read in (minimum_cases, workers, threads, compiles, allowed_names, noise_settings):
+    for read in (minimum_cases, workers, threads, compiles, allowed_names, noise_settings, site_settings):
         try:
             read(properties)
         except SiteError as error:
-            if read is noise_settings:
+            if read in (noise_settings, site_settings):
                 message, fix = str(error).removeprefix("local/privacy.json: "), f"see {NOISE_SAMPLE}"
             else:
                 message, fix = f"{error.code} is {json.dumps(properties[error.code])}", str(error)

@@ -14,6 +14,7 @@ from pydantic import Field, ValidationError
 
 from harmofl.experiment import FILE_NAME, Experiment, read_settings
 from harmofl.flare.outside import admit_outside_task
+from harmofl.flare.site_settings import SiteSettings, read_site_settings
 from harmofl.sections import Section, first_problem, nearest
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
@@ -63,6 +64,7 @@ class SiteConfig:
     compile: bool = False
     minimum_cases: int = MINIMUM_CASES
     amplitude_noise: NoiseSettings | None = None
+    settings: SiteSettings = SiteSettings()
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -148,7 +150,20 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
         compile=compiles(scope),
         minimum_cases=minimum_cases(scope, otherwise=1 if simulated else MINIMUM_CASES),
         amplitude_noise=noise_settings(scope),
+        settings=site_settings(scope),
     )
+
+
+def site_settings(scope: Mapping[str, Any]) -> SiteSettings:
+    """Limits, approval and names of data, as the privacy scope says.
+
+    Raises:
+        SiteError: code `site_settings`; one line with key, value and, for an unknown key, the nearest known one.
+    """
+    try:
+        return read_site_settings(scope)
+    except ValueError as error:
+        raise SiteError("site_settings", str(error)) from None
 
 
 def minimum_cases(scope: Mapping[str, Any], otherwise: int = MINIMUM_CASES) -> int:
