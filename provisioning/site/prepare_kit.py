@@ -21,7 +21,7 @@ TEMPLATES = Path(__file__).resolve().parent
 # where FLARE's server keeps jobs and snapshots by default: shared by all servers of a machine, lost at reboot
 TEMPORARY_STORAGE = Path("/tmp/nvflare")
 JOB_STORAGE = "jobs-storage"
-MOST_CLIP = 2.0  # as harmofl.flare.site has it
+MOST_CLIP = 2.0  # as harmofl.flare.site_settings has it
 SNAPSHOT_STORAGE = "snapshot-storage"
 
 Settings = dict[str, Any]

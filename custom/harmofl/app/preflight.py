@@ -20,7 +20,8 @@ from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
 from harmofl.experiment import Experiment
-from harmofl.flare.site import DATA_ROOT_VARIABLE, MINIMUM_CASES, SiteError, data_root, minimum_cases
+from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_setting
+from harmofl.flare.site_settings import MINIMUM_CASES
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
 
 Look = Callable[[], Iterable[Check]]
@@ -129,7 +130,7 @@ def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[lis
     said = os.environ.get(DATA_ROOT_VARIABLE)
     origin = DATA_ROOT_VARIABLE if said else "data_root in local/privacy.json"
     try:
-        root = said or data_root(kit.properties())
+        root = said or own_setting(kit.properties(), "data_root")
     except SiteError as error:
         return [Check("error", "data", f"data_root is {json.dumps(kit.properties()['data_root'])}", str(error))], 0
     if not root:
@@ -167,7 +168,7 @@ def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[
     from harmofl.app.inspection import inspect
 
     try:
-        own = minimum_cases(kit.properties())
+        own = own_setting(kit.properties(), "minimum_cases")
     except SiteError:  # said where the kit's own settings are looked at
         own = MINIMUM_CASES
     inspection = inspect(root, job, experiment, kit.name, own)

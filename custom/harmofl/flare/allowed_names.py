@@ -4,7 +4,7 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from harmofl.data.findings import count_text
-from harmofl.flare.site import SiteError
+from harmofl.flare.site import own_setting
 from harmofl.flare.wire import MessageError
 
 SCORES = frozenset({"accuracy", "accuracy_by_slide", "auroc", "dice", "published_dice", "sensitivity", "specificity"})
@@ -46,10 +46,7 @@ def allowed_names(scope: Mapping[str, Any]) -> frozenset[str]:
     Raises:
         SiteError: code `allowed_names`, where it is no list of names.
     """
-    added = scope.get("allowed_names", [])
-    if not isinstance(added, list) or not all(isinstance(name, str) for name in added):
-        raise SiteError("allowed_names", "allowed_names in local/privacy.json must be a list of names of scores")
-    return SCORES | REASONS | frozenset(added)
+    return SCORES | REASONS | frozenset(own_setting(scope, "allowed_names"))
 
 
 def refuse_other_names(numbers: Mapping[str, Any], allowed: Collection[str]) -> None:

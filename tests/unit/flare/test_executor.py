@@ -15,7 +15,8 @@ from harmofl.core.training import NotFiniteError, TrainingError, TrainingStopped
 from harmofl.data.findings import DataRootError
 from harmofl.experiment import ExperimentError, resolve
 from harmofl.flare.executor import HarmoFLExecutor
-from harmofl.flare.site import NoiseSettings, SiteConfig, SiteError
+from harmofl.flare.site import SiteConfig, SiteError
+from harmofl.flare.site_settings import NoiseSettings
 from harmofl.flare.wire import MessageError, TaskHeader, read_error
 
 SECRET = "/data/Jane_Doe.nii.gz"
