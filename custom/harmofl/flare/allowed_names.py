@@ -5,6 +5,7 @@ from typing import Any
 
 from harmofl.data.findings import count_text
 from harmofl.flare.site import own_setting
+from harmofl.flare.site_settings import LISTED, LimitSettings
 from harmofl.flare.wire import MessageError
 
 SCORES = frozenset({"accuracy", "accuracy_by_slide", "auroc", "dice", "published_dice", "sensitivity", "specificity"})
@@ -55,9 +56,11 @@ def refuse_other_names(numbers: Mapping[str, Any], allowed: Collection[str]) -> 
     Raises:
         MessageError: says where, not which.
     """
-    tests = [*numbers.get("test", {}).values(), *numbers.get("pooled", {}).values()]
+    places = ("test", "pooled", "summaries", "not_sent")
+    tests = [scores for place in places for scores in numbers.get(place, {}).values()]
     reasons = {place: set(numbers.get(place, {})) for place in ("skipped", "warnings")}
     told = {**reasons, "scores": {name for scores in tests for name in scores}}
+    told["limits"] = _unknown_limits(numbers.get("limits", {}))
     for place, names in told.items():
         others = names - set(allowed)
         if others:
@@ -66,3 +69,9 @@ def refuse_other_names(numbers: Mapping[str, Any], allowed: Collection[str]) -> 
                 f"those of another "
                 "task by allowed_names in local/privacy.json"
             )
+
+
+def _unknown_limits(limits: Mapping[str, Any]) -> set[str]:
+    """What stands among the limits in force and is neither a limit nor one of the names that limits list."""
+    listed = {name for value in limits.values() if isinstance(value, list) for name in value}
+    return (set(limits) - {*LimitSettings.model_fields, "minimum_cases"}) | (listed - LISTED)

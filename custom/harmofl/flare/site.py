@@ -15,6 +15,7 @@ from harmofl.flare.outside import admit_outside_task
 from harmofl.flare.site_settings import (
     MINIMUM_CASES,
     NOISE,
+    LimitSettings,
     NoiseSettings,
     SettingsError,
     SiteSettings,
@@ -54,6 +55,11 @@ class SiteConfig:
     def devices(self) -> tuple[str, ...]:
         """The devices that train together; the first one evaluates."""
         return tuple(name.strip() for name in self.device.split(","))
+
+    @property
+    def limits(self) -> LimitSettings | None:
+        """What a job may ask for; None in simulation, where one machine holds all data and nothing leaves it."""
+        return None if self.simulated else self.settings.limits
 
     @property
     def demo(self) -> bool:

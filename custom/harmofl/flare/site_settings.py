@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
@@ -29,6 +29,7 @@ Whole = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
 Region = Literal["dc", "low", "full", "site_gain"]
 Estimation = Literal["first_batch", "running_mean", "before_training"]
+LISTED = frozenset((*get_args(Region), *get_args(Estimation)))  # names that limits may list
 
 
 class SettingsError(ValueError):
@@ -64,7 +65,8 @@ class LimitSettings(Section):
         scored_patients: fewest patients behind a score that leaves.
         case_scores: whether scores of single cases leave, or their mean and interval only.
         image_size: most pixels of height and of width.
-        task_seconds: longest that one task may compute.
+        network_width: most channels of the network's first layer.
+        task_seconds: longest that one task may compute; asked between two batches.
         regions: `amplitude.region` that may leave.
         estimations: `amplitude.estimation` that is allowed.
     """
@@ -74,6 +76,7 @@ class LimitSettings(Section):
     scored_patients: Whole = 2
     case_scores: bool = False
     image_size: Whole = 1024
+    network_width: Whole = 128
     batch_size: Whole = 256
     local_epochs: Whole = 20
     rounds: Whole = 1000
