@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -35,7 +35,8 @@ from prepare_kit import KitError, prepare_kit  # noqa: E402
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, refuse_path  # noqa: E402
 from harmofl.app.job import Job, JobError, read_job  # noqa: E402
 from harmofl.app.simulate import missing_folders  # noqa: E402
-from harmofl.experiment import ExperimentError  # noqa: E402
+from harmofl.experiment import ExperimentError, resolve  # noqa: E402
+from harmofl.flare.site_settings import LimitSettings  # noqa: E402
 from harmofl.tasks import is_outside  # noqa: E402
 
 MARK = "poc_workspace.txt"  # a folder that holds it may be replaced
@@ -46,9 +47,9 @@ STOPPING = 60.0  # seconds for FLARE's own stop, then 15 for what it told to end
 class Rehearsal:
     """One run below `folder`."""
 
-    def __init__(self, folder: Path, job: Job, port: int) -> None:
-        """Empty the folder and lay out what FLARE needs."""
-        self.folder, self.job, self.port = folder, job.folder, port
+    def __init__(self, folder: Path, job: Job, port: int, limits: Mapping[str, str]) -> None:
+        """Empty the folder and lay out what FLARE needs; `limits` are the sites', where the defaults do not hold."""
+        self.folder, self.job, self.port, self.limits = folder, job.folder, port, limits
         self.project = yaml.safe_load((PROVISIONING / "project.yml").read_text(encoding="utf-8"))
         self.sites = job.sites
         self.started = False
@@ -119,8 +120,12 @@ class Rehearsal:
         roots = data or self.folder / "data"
         server = next(who["name"] for who in self.project["participants"] if who["type"] == "server")
         prepare_kit(self.kits / server, force=True)
+        if self.limits:
+            said = ", ".join(f"{name} {value}" for name, value in self.limits.items())
+            say(f"limits of every site, for this rehearsal only: {said}")
         for site in self.sites:
-            prepare_kit(self.kits / site, data_root=roots / site if data is None else roots, force=True)
+            root = roots / site if data is None else roots
+            prepare_kit(self.kits / site, data_root=root, limits=self.limits, force=True)
 
     def _judge(self, run: Path) -> None:
         """Print the scores and where the report is.
@@ -162,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_job(job.folder)
         _check_data(options.data, job)
         port = _usable_port(options.port)
-        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port)
+        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port, _limits(options.limits, job))
     except (RehearsalError, JobError, ExperimentError) as error:
         sys.stderr.write(f"poc: {error}\n")
         return 2
@@ -227,6 +232,14 @@ def _parser() -> argparse.ArgumentParser:
         help="receives everything, replaced by every run (default: ./poc_workspace)",
     )
     parser.add_argument(
+        "--limit",
+        dest="limits",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a limit of every site in this rehearsal, for example training_patients=1; may be repeated",
+    )
+    parser.add_argument(
         "--set",
         dest="assignments",
         action="append",
@@ -281,6 +294,16 @@ def _check_data(data: Path | None, job: Job) -> None:
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise RehearsalError(f"--data {data}: {missing[0]}{more}")
+
+
+def _limits(given: Sequence[str], job: Job) -> dict[str, str]:
+    """The sites' limits as asked for; fewer sites than a hospital wants are let pass where the job has so few."""
+    if wrong := next((text for text in given if "=" not in text), None):
+        raise RehearsalError(f"--limit {wrong}: write it as NAME=VALUE, for example training_patients=1")
+    limits = dict(text.split("=", 1) for text in given)
+    settings = resolve(job.settings)
+    fewest = min(len(job.sites), settings.federation.minimum_sites, settings.amplitude.minimum_sites)
+    return {"minimum_sites": str(fewest), **limits} if fewest < LimitSettings().minimum_sites else limits
 
 
 def _add_sites(project: dict[str, Any], sites: Sequence[str]) -> None:

@@ -13,7 +13,8 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -45,6 +46,7 @@ def prepare_kit(
     data_root: Path | None = None,
     preinstalled: bool = False,
     noise: Noise | None = None,
+    limits: Mapping[str, str] | None = None,
     storage: Path | None = None,
     in_container: bool = False,
     force: bool = False,
@@ -58,6 +60,7 @@ def prepare_kit(
         data_root: absolute folder of this site's images; for a site only.
         preinstalled: refuse jobs that bring code; the package has to be installed here.
         noise: put noise on the amplitude that leaves this site.
+        limits: by name, what this site allows other than privacy.json has it, as on the command line.
         storage: absolute folder for the server's jobs and snapshots (default: the kit).
         in_container: data_root is a path inside the job's container, not of this machine.
         force: replace files that say something else.
@@ -70,13 +73,14 @@ def prepare_kit(
     """
     kit = kit.resolve()
     if _is_server(kit):
-        if data_root is not None or noise is not None or in_container:
-            raise KitError(f"{kit.name} is the server's kit: it has no images, so no data root and no noise")
+        if data_root is not None or noise is not None or limits or in_container:
+            raise KitError(f"{kit.name} is the server's kit: it has no images, so no data root, noise or limits")
         files = _server_files(kit, preinstalled, storage)
     else:
         if storage is not None:
             raise KitError(f"{kit.name} is a site's kit: job storage belongs to the server")
         files = _site_files(kit, _checked_root(kit.name, data_root, in_container), preinstalled, noise)
+        _set_limits(files["privacy.json"]["scopes"][0]["properties"]["limits"], limits or {}, kit.name)
     texts = {kit / "local" / name: json.dumps(settings, indent=2) + "\n" for name, settings in files.items()}
     changed = {path: text for path, text in texts.items() if not _says(path, text)}
     edited = [f"local/{path.name}" for path in changed if path.exists()]
@@ -129,6 +133,24 @@ def _site_files(kit: Path, data_root: str, preinstalled: bool, noise: Noise | No
         properties["amplitude_noise"] = noise._asdict()
     resources = _laid_over(_default_resources(kit), _template("resources_additions_site.json"))
     return {"privacy.json": privacy, **_common_files(preinstalled), "resources.json": resources}
+
+
+def _set_limits(held: Settings, asked: Mapping[str, str], site: str) -> None:
+    """Change limits in place, each to a value of the kind that it has in privacy.json."""
+    for name, text in asked.items():
+        if name not in held:
+            near = get_close_matches(name, held, n=1, cutoff=0.5)
+            question = f"did you mean {near[0]}?" if near else f"there are {', '.join(held)}"
+            raise KitError(f"{site}: --limit {name}: no such limit; {question}")
+        if isinstance(held[name], list):
+            held[name] = [part for part in text.split(",") if part]
+        elif isinstance(held[name], bool) and text in ("true", "false"):
+            held[name] = text == "true"
+        elif not isinstance(held[name], bool) and text.isdecimal() and int(text) > 0:
+            held[name] = int(text)
+        else:
+            allowed = "true or false" if isinstance(held[name], bool) else "a whole number above 0"
+            raise KitError(f"{site}: --limit {name}={text}: give {allowed}")
 
 
 def _server_files(kit: Path, preinstalled: bool, storage: Path | None) -> dict[str, Settings]:
@@ -217,6 +239,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             data_root=options.data_root,
             preinstalled=options.preinstalled,
             noise=Noise(*options.noise) if options.noise else None,
+            limits=_named_limits(options.limits),
             storage=options.storage,
             in_container=options.in_container,
             force=options.force,
@@ -228,6 +251,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"wrote {path}\n")
     sys.stdout.write("restart a running site for this to hold\n" if written else "nothing to change\n")
     return 0
+
+
+def _named_limits(given: Sequence[str]) -> dict[str, str]:
+    if wrong := next((text for text in given if "=" not in text), None):
+        raise KitError(f"--limit {wrong}: write it as NAME=VALUE, for example minimum_sites=2")
+    return dict(text.split("=", 1) for text in given)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -244,6 +273,14 @@ def _parser() -> argparse.ArgumentParser:
         nargs=3,
         metavar=("RELATIVE_CLIP", "EPSILON", "DELTA"),
         help="noise on the amplitude that leaves this site, for example 0.8 1 1e-5",
+    )
+    parser.add_argument(
+        "--limit",
+        dest="limits",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what a job may ask of this site, for example minimum_sites=2 for a rehearsal; may be repeated",
     )
     parser.add_argument("--storage", type=Path, metavar="DIR", help="server: absolute folder for jobs (default: KIT)")
     parser.add_argument("--force", action="store_true", help="replace files that say something else")

@@ -16,12 +16,12 @@ from harmofl.app.bundle import PACKAGE, components
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
+from harmofl.app.limit_checks import check_limits, check_patients, minimum_cases_of
 from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_setting
-from harmofl.flare.site_settings import MINIMUM_CASES
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
 
 Look = Callable[[], Iterable[Check]]
@@ -82,6 +82,7 @@ def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | N
         checks, held = _data(kit, job, experiment)
         yield "data", lambda: checks
         yield "policy", lambda: check_policy(kit)
+        yield "limits", lambda: check_limits(kit, job, experiment)
     demand = _demand(kit, job, experiment, held) if job and experiment else None
     if kit.kind == "client":
         yield "GPU", lambda: machine.check_gpu(kit, demand)
@@ -167,15 +168,12 @@ def _unusable(folder: Path) -> tuple[str, str] | None:
 def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[list[Check], int]:
     from harmofl.app.inspection import inspect
 
-    try:
-        own = own_setting(kit.properties(), "minimum_cases")
-    except SiteError:  # said where the kit's own settings are looked at
-        own = MINIMUM_CASES
-    inspection = inspect(root, job, experiment, kit.name, own)
+    inspection = inspect(root, job, experiment, kit.name, minimum_cases_of(kit))
     checks = [Check("error", "data", problem) for problem in inspection.problems]
     held = 0
     for site in inspection.sites:
         held += site.report.bytes_held
+        checks += check_patients(kit, site.report.training_patients)
         counts = Counter(finding.severity for finding in site.findings)
         summary = f"{site.folder}: {site.report.summary}; {_amounts(counts)}"
         fix = f"harmofl check {root} --job {job.folder} lists all" if counts["error"] else ""
