@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,7 +30,7 @@ PROVISIONING = ROOT / "provisioning"
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(PROVISIONING / "site")]
 
 from commands import Commands, RehearsalError, processes_of  # noqa: E402
-from prepare_kit import KitError, prepare_kit  # noqa: E402
+from prepare_kit import KitError, prepare_kit, read_limits  # noqa: E402
 
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, refuse_path  # noqa: E402
 from harmofl.app.job import Job, JobError, read_job  # noqa: E402
@@ -47,7 +47,7 @@ STOPPING = 60.0  # seconds for FLARE's own stop, then 15 for what it told to end
 class Rehearsal:
     """One run below `folder`."""
 
-    def __init__(self, folder: Path, job: Job, port: int, limits: Mapping[str, str]) -> None:
+    def __init__(self, folder: Path, job: Job, port: int, limits: Sequence[str]) -> None:
         """Empty the folder and lay out what FLARE needs; `limits` are the sites', where the defaults do not hold."""
         self.folder, self.job, self.port, self.limits = folder, job.folder, port, limits
         self.project = yaml.safe_load((PROVISIONING / "project.yml").read_text(encoding="utf-8"))
@@ -121,8 +121,7 @@ class Rehearsal:
         server = next(who["name"] for who in self.project["participants"] if who["type"] == "server")
         prepare_kit(self.kits / server, force=True)
         if self.limits:
-            said = ", ".join(f"{name} {value}" for name, value in self.limits.items())
-            say(f"limits of every site, for this rehearsal only: {said}")
+            say(f"limits of every site, for this rehearsal only: {', '.join(self.limits)}")
         for site in self.sites:
             root = roots / site if data is None else roots
             prepare_kit(self.kits / site, data_root=root, limits=self.limits, force=True)
@@ -168,7 +167,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _check_data(options.data, job)
         port = _usable_port(options.port)
         rehearsal = Rehearsal(_usable_folder(options.workspace), job, port, _limits(options.limits, job))
-    except (RehearsalError, JobError, ExperimentError) as error:
+    except (RehearsalError, KitError, JobError, ExperimentError) as error:
         sys.stderr.write(f"poc: {error}\n")
         return 2
     except OSError as error:
@@ -296,14 +295,12 @@ def _check_data(data: Path | None, job: Job) -> None:
         raise RehearsalError(f"--data {data}: {missing[0]}{more}")
 
 
-def _limits(given: Sequence[str], job: Job) -> dict[str, str]:
+def _limits(given: Sequence[str], job: Job) -> list[str]:
     """The sites' limits as asked for; fewer sites than a hospital wants are let pass where the job has so few."""
-    if wrong := next((text for text in given if "=" not in text), None):
-        raise RehearsalError(f"--limit {wrong}: write it as NAME=VALUE, for example training_patients=1")
-    limits = dict(text.split("=", 1) for text in given)
+    read_limits(given)
     settings = resolve(job.settings)
     fewest = min(len(job.sites), settings.federation.minimum_sites, settings.amplitude.minimum_sites)
-    return {"minimum_sites": str(fewest), **limits} if fewest < LimitSettings().minimum_sites else limits
+    return [f"minimum_sites={fewest}", *given] if fewest < LimitSettings().minimum_sites else list(given)
 
 
 def _add_sites(project: dict[str, Any], sites: Sequence[str]) -> None:

@@ -13,7 +13,7 @@ import argparse
 import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -46,7 +46,7 @@ def prepare_kit(
     data_root: Path | None = None,
     preinstalled: bool = False,
     noise: Noise | None = None,
-    limits: Mapping[str, str] | None = None,
+    limits: Sequence[str] = (),
     storage: Path | None = None,
     in_container: bool = False,
     force: bool = False,
@@ -60,7 +60,7 @@ def prepare_kit(
         data_root: absolute folder of this site's images; for a site only.
         preinstalled: refuse jobs that bring code; the package has to be installed here.
         noise: put noise on the amplitude that leaves this site.
-        limits: by name, what this site allows other than privacy.json has it, as on the command line.
+        limits: what this site allows other than privacy.json has it, each as NAME=VALUE.
         storage: absolute folder for the server's jobs and snapshots (default: the kit).
         in_container: data_root is a path inside the job's container, not of this machine.
         force: replace files that say something else.
@@ -80,7 +80,7 @@ def prepare_kit(
         if storage is not None:
             raise KitError(f"{kit.name} is a site's kit: job storage belongs to the server")
         files = _site_files(kit, _checked_root(kit.name, data_root, in_container), preinstalled, noise)
-        _set_limits(files["privacy.json"]["scopes"][0]["properties"]["limits"], limits or {}, kit.name)
+        files["privacy.json"]["scopes"][0]["properties"]["limits"] |= read_limits(limits)
     texts = {kit / "local" / name: json.dumps(settings, indent=2) + "\n" for name, settings in files.items()}
     changed = {path: text for path, text in texts.items() if not _says(path, text)}
     edited = [f"local/{path.name}" for path in changed if path.exists()]
@@ -91,6 +91,37 @@ def prepare_kit(
     for path, text in changed.items():
         _write(path, text)
     return list(changed)
+
+
+def read_limits(given: Sequence[str]) -> Settings:
+    """Limits as NAME=VALUE, each as a value of the kind that it has in privacy.json.
+
+    Raises:
+        KitError: another form, an unknown name, or a value of another kind.
+    """
+    held, limits = _template("privacy.json")["scopes"][0]["properties"]["limits"], {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise KitError(f"--limit {text}: write it as NAME=VALUE, for example minimum_sites=2")
+        if name not in held:
+            near = get_close_matches(name, held, n=1, cutoff=0.5)
+            question = f"did you mean {near[0]}?" if near else f"there are {', '.join(held)}"
+            raise KitError(f"--limit {name}: no such limit; {question}")
+        limits[name] = _limit(text, value, held[name])
+    return limits
+
+
+def _limit(text: str, value: str, held: Any) -> Any:
+    if isinstance(held, list):
+        return [part for part in value.split(",") if part]
+    if isinstance(held, bool):
+        if value not in ("true", "false"):
+            raise KitError(f"--limit {text}: give true or false")
+        return value == "true"
+    if not (value.isascii() and value.isdecimal() and int(value[:18]) > 0 and len(value) <= 18):
+        raise KitError(f"--limit {text}: give a whole number above 0")
+    return int(value)
 
 
 def _is_server(kit: Path) -> bool:
@@ -133,24 +164,6 @@ def _site_files(kit: Path, data_root: str, preinstalled: bool, noise: Noise | No
         properties["amplitude_noise"] = noise._asdict()
     resources = _laid_over(_default_resources(kit), _template("resources_additions_site.json"))
     return {"privacy.json": privacy, **_common_files(preinstalled), "resources.json": resources}
-
-
-def _set_limits(held: Settings, asked: Mapping[str, str], site: str) -> None:
-    """Change limits in place, each to a value of the kind that it has in privacy.json."""
-    for name, text in asked.items():
-        if name not in held:
-            near = get_close_matches(name, held, n=1, cutoff=0.5)
-            question = f"did you mean {near[0]}?" if near else f"there are {', '.join(held)}"
-            raise KitError(f"{site}: --limit {name}: no such limit; {question}")
-        if isinstance(held[name], list):
-            held[name] = [part for part in text.split(",") if part]
-        elif isinstance(held[name], bool) and text in ("true", "false"):
-            held[name] = text == "true"
-        elif not isinstance(held[name], bool) and text.isdecimal() and int(text) > 0:
-            held[name] = int(text)
-        else:
-            allowed = "true or false" if isinstance(held[name], bool) else "a whole number above 0"
-            raise KitError(f"{site}: --limit {name}={text}: give {allowed}")
 
 
 def _server_files(kit: Path, preinstalled: bool, storage: Path | None) -> dict[str, Settings]:
@@ -239,7 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             data_root=options.data_root,
             preinstalled=options.preinstalled,
             noise=Noise(*options.noise) if options.noise else None,
-            limits=_named_limits(options.limits),
+            limits=options.limits,
             storage=options.storage,
             in_container=options.in_container,
             force=options.force,
@@ -251,12 +264,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"wrote {path}\n")
     sys.stdout.write("restart a running site for this to hold\n" if written else "nothing to change\n")
     return 0
-
-
-def _named_limits(given: Sequence[str]) -> dict[str, str]:
-    if wrong := next((text for text in given if "=" not in text), None):
-        raise KitError(f"--limit {wrong}: write it as NAME=VALUE, for example minimum_sites=2")
-    return dict(text.split("=", 1) for text in given)
 
 
 def _parser() -> argparse.ArgumentParser:

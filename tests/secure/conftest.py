@@ -14,7 +14,7 @@ from tests.federation.conftest import make_job
 from tests.secure.consortium import LEAD, PROVISIONING, SERVER, Consortium
 
 # eight cases a site leave one for validation; two sites suffice for some drills, and some must last
-DRILL_LIMITS = {"minimum_sites": "2", "training_patients": "1", "scored_patients": "1", "local_epochs": "2000"}
+DRILL_LIMITS = ["minimum_sites=2", "training_patients=1", "scored_patients=1", "local_epochs=2000"]
 SITES = ("BIDMC", "HK", "UCL")  # BMC has a kit, too, but never starts: drills start copies of its kit
 ROUNDS = 3
 _table: list[tuple[str, str, str]] = []
@@ -153,7 +153,7 @@ def prepare(consortium: Consortium, name: str, **settings: Any) -> None:
     sys.path.insert(0, str(PROVISIONING / "site"))
     from prepare_kit import prepare_kit
 
-    limits = None if name == SERVER else DRILL_LIMITS
+    limits = [] if name == SERVER else DRILL_LIMITS
     prepare_kit(consortium.kit(name), force=True, **{"limits": limits, **settings})
     path = consortium.kit(name) / "local" / "resources.json"
     resources = json.loads(path.read_text())

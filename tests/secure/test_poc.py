@@ -59,7 +59,7 @@ def test_the_whole_path_on_one_machine(tmp_path: Path, drill: Drill) -> None:
     job = make_job(tmp_path, SITES, {"demo.data.cases": 8})
     code, output = finish(tmp_path, "--demo", str(job), "--set", "federation.rounds=1", "--limit", "scored_patients=1")
     assert code == 0, output
-    assert "limits of every site, for this rehearsal only: minimum_sites 2, scored_patients 1" in output
+    assert "limits of every site, for this rehearsal only: minimum_sites=2, scored_patients=1" in output
     assert "round 0: 2 of 2 sites accepted" in output and "DEMO: synthetic data" in output
     report = Path(next(line for line in output.splitlines() if "report: " in line).split("report: ")[1])
     assert report.is_file() and not still_running(tmp_path)
