@@ -46,6 +46,13 @@ def check_limits(kit: Kit, job: Job | None, experiment: Experiment | None) -> It
         yield Check("error", found.setting, found.message, found.fix)
 
 
+def check_default_limits(job: Job, experiment: Experiment | None) -> Iterator[Check]:
+    """Tell whoever submits a job what of it a hospital refuses that has left its limits at the defaults."""
+    for found in exceeded(LimitSettings(), experiment or resolve(job.settings), len(job.sites)):
+        message = f"{found.message} at a hospital with the default limits, which refuses the job"
+        yield Check("warning", found.setting, message, found.fix)
+
+
 def check_patients(kit: Kit, patients: int) -> Iterator[Check]:
     """Hold the training patients of a site against the fewest that must stand behind its weights."""
     needed = limits_of(kit).training_patients

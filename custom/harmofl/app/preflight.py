@@ -16,7 +16,7 @@ from harmofl.app.bundle import PACKAGE, components
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
-from harmofl.app.limit_checks import check_limits, check_patients, minimum_cases_of
+from harmofl.app.limit_checks import check_default_limits, check_limits, check_patients, minimum_cases_of
 from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
@@ -92,6 +92,8 @@ def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | N
         yield "memory", lambda: machine.check_memory(kit, demand)
     yield "disk", lambda: storage.check_disk(kit, demand)
     yield "versions", lambda: machine.check_installed(kit)
+    if job and kit.kind == "admin":
+        yield "limits", lambda: check_default_limits(job, experiment)
     if job:
         yield f"job {job.folder.name}", lambda: _job(kit, job)
 

@@ -54,11 +54,11 @@ class TaskHeader(Section):
             MessageError: a round that the experiment does not have, or pooled data outside a simulated run on it.
         """
         rounds = experiment.federation.rounds
-        last = rounds - 1 if task_name == TRAIN_TASK else rounds
-        if self.round_number > last or (self.best_round or 0) >= rounds:
+        first, last = (rounds, rounds) if task_name == EVALUATE_TASK else (0, rounds - 1)
+        if not first <= self.round_number <= last or (self.best_round or 0) >= rounds:
             raise MessageError(
-                f"the task is of round {self.round_number}, the best one is {self.best_round}, but the experiment has "
-                f"{rounds} rounds, counted from 0"
+                f"the task {task_name} is of round {self.round_number}, the best one is {self.best_round}, but the "
+                f"experiment has {rounds} rounds, counted from 0, and is evaluated after them"
             )
         if self.pooled_sites and not (simulated and experiment.federation.pooled_data):
             raise MessageError("the task's header names pooled_sites, which only a simulated run on pooled data has")

@@ -9,7 +9,7 @@ import pytest
 from harmofl.app.bundle import bundle
 from harmofl.app.job import read_job
 from harmofl.app.kit import open_kit
-from harmofl.app.limit_checks import check_limits, check_patients
+from harmofl.app.limit_checks import check_default_limits, check_limits, check_patients
 from tests.unit.app.provisioned import set_privacy
 
 
@@ -52,6 +52,18 @@ def test_a_job_with_a_task_of_its_own_is_held_against_the_limits_too(site: Path,
     held = read_job(job, ["task=my_code.Task"])
     lines = [str(check) for check in check_limits(open_kit(site), held, None)]
     assert any(line.startswith("error: training.batch_size: is ") for line in lines)
+
+
+def test_whoever_submits_is_warned_of_what_the_default_limits_refuse(job: Path) -> None:
+    held = read_job(job, ["training.local_epochs=21", "federation.minimum_sites=3", "amplitude.minimum_sites=3"])
+    lines = [str(check) for check in check_default_limits(held, held.resolve(demo=False))]
+    assert [line.partition(": is")[0] for line in lines if "deploy_map" not in line] == [
+        "warning: training.local_epochs"
+    ]
+    assert (
+        "is 21, limits.local_epochs is 20 at a hospital with the default limits, which refuses the job; lower"
+        in lines[-1]
+    )
 
 
 def test_too_few_training_patients_are_an_error(site: Path) -> None:
