@@ -30,12 +30,13 @@ PROVISIONING = ROOT / "provisioning"
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(PROVISIONING / "site")]
 
 from commands import Commands, RehearsalError, processes_of  # noqa: E402
-from prepare_kit import KitError, prepare_kit  # noqa: E402
+from prepare_kit import KitError, prepare_kit, read_limits  # noqa: E402
 
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, refuse_path  # noqa: E402
 from harmofl.app.job import Job, JobError, read_job  # noqa: E402
 from harmofl.app.simulate import missing_folders  # noqa: E402
-from harmofl.experiment import ExperimentError  # noqa: E402
+from harmofl.experiment import ExperimentError, resolve  # noqa: E402
+from harmofl.flare.site_settings import LimitSettings  # noqa: E402
 from harmofl.tasks import is_outside  # noqa: E402
 
 MARK = "poc_workspace.txt"  # a folder that holds it may be replaced
@@ -46,9 +47,9 @@ STOPPING = 60.0  # seconds for FLARE's own stop, then 15 for what it told to end
 class Rehearsal:
     """One run below `folder`."""
 
-    def __init__(self, folder: Path, job: Job, port: int) -> None:
-        """Empty the folder and lay out what FLARE needs."""
-        self.folder, self.job, self.port = folder, job.folder, port
+    def __init__(self, folder: Path, job: Job, port: int, limits: Sequence[str]) -> None:
+        """Empty the folder and lay out what FLARE needs; `limits` are the sites', where the defaults do not hold."""
+        self.folder, self.job, self.port, self.limits = folder, job.folder, port, limits
         self.project = yaml.safe_load((PROVISIONING / "project.yml").read_text(encoding="utf-8"))
         self.sites = job.sites
         self.started = False
@@ -119,8 +120,11 @@ class Rehearsal:
         roots = data or self.folder / "data"
         server = next(who["name"] for who in self.project["participants"] if who["type"] == "server")
         prepare_kit(self.kits / server, force=True)
+        if self.limits:
+            say(f"limits of every site, for this rehearsal only: {', '.join(self.limits)}")
         for site in self.sites:
-            prepare_kit(self.kits / site, data_root=roots / site if data is None else roots, force=True)
+            root = roots / site if data is None else roots
+            prepare_kit(self.kits / site, data_root=root, limits=self.limits, force=True)
 
     def _judge(self, run: Path) -> None:
         """Print the scores and where the report is.
@@ -162,8 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_job(job.folder)
         _check_data(options.data, job)
         port = _usable_port(options.port)
-        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port)
-    except (RehearsalError, JobError, ExperimentError) as error:
+        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port, _limits(options.limits, job))
+    except (RehearsalError, KitError, JobError, ExperimentError) as error:
         sys.stderr.write(f"poc: {error}\n")
         return 2
     except OSError as error:
@@ -227,6 +231,14 @@ def _parser() -> argparse.ArgumentParser:
         help="receives everything, replaced by every run (default: ./poc_workspace)",
     )
     parser.add_argument(
+        "--limit",
+        dest="limits",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a limit of every site in this rehearsal, for example training_patients=1; may be repeated",
+    )
+    parser.add_argument(
         "--set",
         dest="assignments",
         action="append",
@@ -281,6 +293,14 @@ def _check_data(data: Path | None, job: Job) -> None:
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise RehearsalError(f"--data {data}: {missing[0]}{more}")
+
+
+def _limits(given: Sequence[str], job: Job) -> list[str]:
+    """The sites' limits as asked for; fewer sites than a hospital wants are let pass where the job has so few."""
+    read_limits(given)
+    settings = resolve(job.settings)
+    fewest = min(len(job.sites), settings.federation.minimum_sites, settings.amplitude.minimum_sites)
+    return [f"minimum_sites={fewest}", *given] if fewest < LimitSettings().minimum_sites else list(given)
 
 
 def _add_sites(project: dict[str, Any], sites: Sequence[str]) -> None:

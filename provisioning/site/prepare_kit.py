@@ -14,6 +14,7 @@ import json
 import os
 import sys
 from collections.abc import Sequence
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,7 +22,7 @@ TEMPLATES = Path(__file__).resolve().parent
 # where FLARE's server keeps jobs and snapshots by default: shared by all servers of a machine, lost at reboot
 TEMPORARY_STORAGE = Path("/tmp/nvflare")
 JOB_STORAGE = "jobs-storage"
-MOST_CLIP = 2.0  # as harmofl.flare.site has it
+MOST_CLIP = 2.0  # as harmofl.flare.site_settings has it
 SNAPSHOT_STORAGE = "snapshot-storage"
 
 Settings = dict[str, Any]
@@ -45,6 +46,7 @@ def prepare_kit(
     data_root: Path | None = None,
     preinstalled: bool = False,
     noise: Noise | None = None,
+    limits: Sequence[str] = (),
     storage: Path | None = None,
     in_container: bool = False,
     force: bool = False,
@@ -58,6 +60,7 @@ def prepare_kit(
         data_root: absolute folder of this site's images; for a site only.
         preinstalled: refuse jobs that bring code; the package has to be installed here.
         noise: put noise on the amplitude that leaves this site.
+        limits: what this site allows other than privacy.json has it, each as NAME=VALUE.
         storage: absolute folder for the server's jobs and snapshots (default: the kit).
         in_container: data_root is a path inside the job's container, not of this machine.
         force: replace files that say something else.
@@ -70,13 +73,14 @@ def prepare_kit(
     """
     kit = kit.resolve()
     if _is_server(kit):
-        if data_root is not None or noise is not None or in_container:
-            raise KitError(f"{kit.name} is the server's kit: it has no images, so no data root and no noise")
+        if data_root is not None or noise is not None or limits or in_container:
+            raise KitError(f"{kit.name} is the server's kit: it has no images, so no data root, noise or limits")
         files = _server_files(kit, preinstalled, storage)
     else:
         if storage is not None:
             raise KitError(f"{kit.name} is a site's kit: job storage belongs to the server")
         files = _site_files(kit, _checked_root(kit.name, data_root, in_container), preinstalled, noise)
+        files["privacy.json"]["scopes"][0]["properties"]["limits"] |= read_limits(limits)
     texts = {kit / "local" / name: json.dumps(settings, indent=2) + "\n" for name, settings in files.items()}
     changed = {path: text for path, text in texts.items() if not _says(path, text)}
     edited = [f"local/{path.name}" for path in changed if path.exists()]
@@ -87,6 +91,37 @@ def prepare_kit(
     for path, text in changed.items():
         _write(path, text)
     return list(changed)
+
+
+def read_limits(given: Sequence[str]) -> Settings:
+    """Limits as NAME=VALUE, each as a value of the kind that it has in privacy.json.
+
+    Raises:
+        KitError: another form, an unknown name, or a value of another kind.
+    """
+    held, limits = _template("privacy.json")["scopes"][0]["properties"]["limits"], {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise KitError(f"--limit {text}: write it as NAME=VALUE, for example minimum_sites=2")
+        if name not in held:
+            near = get_close_matches(name, held, n=1, cutoff=0.5)
+            question = f"did you mean {near[0]}?" if near else f"there are {', '.join(held)}"
+            raise KitError(f"--limit {name}: no such limit; {question}")
+        limits[name] = _limit(text, value, held[name])
+    return limits
+
+
+def _limit(text: str, value: str, held: Any) -> Any:
+    if isinstance(held, list):
+        return [part for part in value.split(",") if part]
+    if isinstance(held, bool):
+        if value not in ("true", "false"):
+            raise KitError(f"--limit {text}: give true or false")
+        return value == "true"
+    if not (value.isascii() and value.isdecimal() and int(value[:18]) > 0 and len(value) <= 18):
+        raise KitError(f"--limit {text}: give a whole number above 0")
+    return int(value)
 
 
 def _is_server(kit: Path) -> bool:
@@ -217,6 +252,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             data_root=options.data_root,
             preinstalled=options.preinstalled,
             noise=Noise(*options.noise) if options.noise else None,
+            limits=options.limits,
             storage=options.storage,
             in_container=options.in_container,
             force=options.force,
@@ -244,6 +280,14 @@ def _parser() -> argparse.ArgumentParser:
         nargs=3,
         metavar=("RELATIVE_CLIP", "EPSILON", "DELTA"),
         help="noise on the amplitude that leaves this site, for example 0.8 1 1e-5",
+    )
+    parser.add_argument(
+        "--limit",
+        dest="limits",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="what a job may ask of this site, for example minimum_sites=2 for a rehearsal; may be repeated",
     )
     parser.add_argument("--storage", type=Path, metavar="DIR", help="server: absolute folder for jobs (default: KIT)")
     parser.add_argument("--force", action="store_true", help="replace files that say something else")

@@ -13,6 +13,8 @@ from harmofl.evidence.results import Results, RoundRecord, read_results, read_ro
 from tests.federation.conftest import make_job
 from tests.secure.consortium import LEAD, PROVISIONING, SERVER, Consortium
 
+# eight cases a site leave one for validation; two sites suffice for some drills, and some must last
+DRILL_LIMITS = ["minimum_sites=2", "training_patients=1", "scored_patients=1", "local_epochs=2000"]
 SITES = ("BIDMC", "HK", "UCL")  # BMC has a kit, too, but never starts: drills start copies of its kit
 ROUNDS = 3
 _table: list[tuple[str, str, str]] = []
@@ -87,7 +89,12 @@ class Lead:
         self._jobs = 0
 
     def bundle(
-        self, overrides: dict[str, Any] | None = None, *, executor: str | None = None, code: bool = False
+        self,
+        overrides: dict[str, Any] | None = None,
+        *,
+        executor: str | None = None,
+        controller: str | None = None,
+        code: bool = False,
     ) -> Path:
         """A small job on the consortium's sites, pre-installed unless it brings its code."""
         self._jobs += 1
@@ -96,7 +103,7 @@ class Lead:
         # a busy machine delays a site by many seconds: nobody is left behind unless the drill is about that
         settings = {"federation.rounds": ROUNDS, "federation.straggler_wait": 600, "demo.data.cases": 8}
         settings |= overrides or {}
-        job = make_job(folder, SITES, settings, executor=executor)
+        job = make_job(folder, SITES, settings, executor=executor, controller=controller)
         options = [] if code else ["--preinstalled"]
         self.consortium.harmofl("bundle", str(job), "-o", str(folder / "dist"), "--demo", *options)
         return folder / "dist" / "job"
@@ -146,10 +153,12 @@ def prepare(consortium: Consortium, name: str, **settings: Any) -> None:
     sys.path.insert(0, str(PROVISIONING / "site"))
     from prepare_kit import prepare_kit
 
-    prepare_kit(consortium.kit(name), force=True, **settings)
+    limits = [] if name == SERVER else DRILL_LIMITS
+    prepare_kit(consortium.kit(name), force=True, **{"limits": limits, **settings})
     path = consortium.kit(name) / "local" / "resources.json"
     resources = json.loads(path.read_text())
     resources["class_allow_list"].append("misbehaving.")
+    resources["class_allow_list"].append("misbehaving_headers.")
     path.write_text(json.dumps(resources))
 
 

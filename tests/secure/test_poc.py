@@ -57,8 +57,9 @@ def still_running(folder: Path) -> list[psutil.Process]:
 def test_the_whole_path_on_one_machine(tmp_path: Path, drill: Drill) -> None:
     """`python poc/run.py --demo` on two sites: provisions, starts, submits, follows, downloads, stops; exit code 0."""
     job = make_job(tmp_path, SITES, {"demo.data.cases": 8})
-    code, output = finish(tmp_path, "--demo", str(job), "--set", "federation.rounds=1")
+    code, output = finish(tmp_path, "--demo", str(job), "--set", "federation.rounds=1", "--limit", "scored_patients=1")
     assert code == 0, output
+    assert "limits of every site, for this rehearsal only: minimum_sites=2, scored_patients=1" in output
     assert "round 0: 2 of 2 sites accepted" in output and "DEMO: synthetic data" in output
     report = Path(next(line for line in output.splitlines() if "report: " in line).split("report: ")[1])
     assert report.is_file() and not still_running(tmp_path)
@@ -70,7 +71,7 @@ def test_the_whole_path_on_one_machine(tmp_path: Path, drill: Drill) -> None:
 def test_an_interrupted_rehearsal_stops_everything(tmp_path: Path, drill: Drill) -> None:
     """`python poc/run.py` is terminated while its job runs: server and sites are stopped, exit code 1."""
     job = make_job(tmp_path, SITES, {"demo.data.cases": 8, "training.local_epochs": 2000})
-    process = start(tmp_path, "--demo", str(job))
+    process = start(tmp_path, "--demo", str(job), "--limit", "local_epochs=2000", "--limit", "scored_patients=1")
     assert process.stdout is not None
     for line in process.stdout:
         if "is running" in line:

@@ -14,6 +14,7 @@ import yaml
 import harmofl
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name
 from harmofl.app.job import Job, JobError, read_job
+from harmofl.app.limit_checks import warnings_for_careful_sites
 from harmofl.data.findings import count_text
 from harmofl.files import part_folder
 from harmofl.job_folder import (
@@ -63,7 +64,8 @@ def bundle(
     job = read_job(job_folder, assignments, demo=demo)
     refuse_job_name(job.folder.name)
     job.admit_task(own_code=True)
-    settings = job.resolve(demo=False).model_dump(mode="json")  # every default written out
+    experiment = job.resolve(demo=False)
+    settings = experiment.model_dump(mode="json")  # every default written out
     _check_sites(job, settings)
     if project is not None:
         _check_project(job, project)
@@ -83,6 +85,8 @@ def bundle(
     sys.stdout.write(
         f"harmofl bundle: {target}: {count_text(count, 'file')}, listed in {job.apps[0]}/config/{MANIFEST}\n"
     )
+    for warning in warnings_for_careful_sites(job, experiment):
+        sys.stdout.write(f"harmofl bundle: warning: {warning}\n")
     return 0
 
 

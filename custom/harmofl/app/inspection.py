@@ -8,7 +8,7 @@ from statistics import median
 from harmofl.app.job import Job, JobError
 from harmofl.data.findings import DataRootError, Finding, SharedFolderError
 from harmofl.experiment import Experiment
-from harmofl.flare.site import MINIMUM_CASES
+from harmofl.flare.site_settings import MINIMUM_CASES
 from harmofl.tasks import FolderReport, load_task, place_sites
 
 ALIKE = 1.2  # ratio of pixel sizes that counts as one resolution

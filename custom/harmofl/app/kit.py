@@ -13,35 +13,15 @@ from typing import Any, Literal
 
 from harmofl.app.job import JobError
 from harmofl.app.silence import flare_silent
-from harmofl.flare.allowed_names import allowed_names
 from harmofl.flare.progress import FINDINGS
-from harmofl.flare.site import (
-    SiteError,
-    compiles,
-    minimum_cases,
-    noise_settings,
-    site_settings,
-    state_root,
-    threads,
-    workers,
-)
-from harmofl.flare.site_settings import SiteSettings
-from harmofl.sections import nearest, parse_json
+from harmofl.flare.site import SiteError, state_root
+from harmofl.flare.site_settings import NOISE, RULES, setting_problems
+from harmofl.sections import parse_json
 
 WORKSPACE_VARIABLE = "NVFL_WORKSPACE"  # where start.sh runs a kit that lies in a read-only folder
+SAMPLE = "provisioning/site/privacy.json"
 NOISE_SAMPLE = "provisioning/site/privacy_with_noise.json"
 FILTERS = "harmofl.flare.filters."
-PROPERTIES = (
-    "data_root",
-    "minimum_cases",
-    "device",
-    "workers",
-    "threads",
-    "compile",
-    "allowed_names",
-    "amplitude_noise",
-    *SiteSettings.model_fields,
-)
 
 
 class KitError(JobError):
@@ -223,7 +203,7 @@ def check_policy(kit: Kit) -> Iterator[Check]:
 
 def _privacy(kit: Kit) -> Iterator[Check]:
     path = kit.folder / "local" / "privacy.json"
-    sample = "start from provisioning/site/privacy.json"
+    sample = f"start from {SAMPLE}"
     if not path.exists():
         yield Check("warning", path.name, "is missing, so no filter watches over the amplitude", sample)
         return
@@ -269,20 +249,15 @@ def _local_code(kit: Kit) -> Iterator[None]:
 
 def _values(properties: Mapping[str, Any]) -> Iterator[Check]:
     """Read the scope's properties as the site will."""
-    for name in properties:
-        if name not in PROPERTIES:
-            fix = nearest(name, PROPERTIES).removeprefix("; ") or f"known are {', '.join(PROPERTIES)}"
-            yield Check("warning", "privacy.json", f"property {name} is not used", fix)
-    # device and data_root have sections of their own
-    for read in (minimum_cases, workers, threads, compiles, allowed_names, noise_settings, site_settings):
-        try:
-            read(properties)
-        except SiteError as error:
-            if read in (noise_settings, site_settings):
-                message, fix = str(error).removeprefix("local/privacy.json: "), f"see {NOISE_SAMPLE}"
-            else:
-                message, fix = f"{error.code} is {json.dumps(properties[error.code])}", str(error)
-            yield Check("error", "privacy.json", message, fix)
+    for problem in setting_problems(properties):
+        message = str(problem).removeprefix("local/privacy.json: ")
+        if problem.name in ("device", "data_root"):  # have sections of their own
+            continue
+        if problem.name in RULES:
+            message, fix = f"{problem.name} is {json.dumps(properties[problem.name])}", message
+        else:
+            fix = f"see {NOISE_SAMPLE if problem.name == NOISE else SAMPLE}"
+        yield Check("error", "privacy.json", message, fix)
 
 
 def _refused(path: Path) -> Iterator[Check]:
@@ -293,7 +268,7 @@ def _refused(path: Path) -> Iterator[Check]:
         with flare_silent():
             create_privacy_manager(place, names_only=True)
     except Exception as error:  # FLARE's parser raises many kinds
-        fix = "start from provisioning/site/privacy.json"
+        fix = f"start from {SAMPLE}"
         yield Check("error", path.name, f"FLARE refuses it ({error})", fix)
 
 

@@ -17,8 +17,7 @@ import harmofl
 from harmofl.app.kit import Check, Kit, read_json
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import count_text
-from harmofl.flare.site import SiteError
-from harmofl.flare.site import device as site_device
+from harmofl.flare.site import SiteError, own_setting
 
 GIB = 2**30
 CONTAINER_SHARED = 64 * 2**20  # what a container has unless it is started with --shm-size
@@ -138,7 +137,7 @@ def check_gpu(kit: Kit, demand: Demand | None) -> Iterator[Check]:
     cards = [torch.cuda.get_device_properties(index) for index in range(count)]
     shown = ", ".join(f"{card.name} of {card.total_memory / GIB:.1f} GiB" for card in cards) or "no GPU"
     try:
-        device = site_device(kit.properties())
+        device = own_setting(kit.properties(), "device")
     except SiteError as error:
         yield Check("error", "gpu", f"device is {kit.properties()['device']}", str(error))
         yield from _promise(kit, demand, shown)

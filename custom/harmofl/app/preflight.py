@@ -16,11 +16,12 @@ from harmofl.app.bundle import PACKAGE, components
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
+from harmofl.app.limit_checks import check_default_limits, check_limits, check_patients, minimum_cases_of
 from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
 from harmofl.experiment import Experiment
-from harmofl.flare.site import DATA_ROOT_VARIABLE, MINIMUM_CASES, SiteError, data_root, minimum_cases
+from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_setting
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
 
 Look = Callable[[], Iterable[Check]]
@@ -81,6 +82,7 @@ def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | N
         checks, held = _data(kit, job, experiment)
         yield "data", lambda: checks
         yield "policy", lambda: check_policy(kit)
+        yield "limits", lambda: check_limits(kit, job, experiment)
     demand = _demand(kit, job, experiment, held) if job and experiment else None
     if kit.kind == "client":
         yield "GPU", lambda: machine.check_gpu(kit, demand)
@@ -90,6 +92,8 @@ def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | N
         yield "memory", lambda: machine.check_memory(kit, demand)
     yield "disk", lambda: storage.check_disk(kit, demand)
     yield "versions", lambda: machine.check_installed(kit)
+    if job and kit.kind == "admin":
+        yield "limits", lambda: check_default_limits(job, experiment)
     if job:
         yield f"job {job.folder.name}", lambda: _job(kit, job)
 
@@ -129,7 +133,7 @@ def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[lis
     said = os.environ.get(DATA_ROOT_VARIABLE)
     origin = DATA_ROOT_VARIABLE if said else "data_root in local/privacy.json"
     try:
-        root = said or data_root(kit.properties())
+        root = said or own_setting(kit.properties(), "data_root")
     except SiteError as error:
         return [Check("error", "data", f"data_root is {json.dumps(kit.properties()['data_root'])}", str(error))], 0
     if not root:
@@ -166,15 +170,12 @@ def _unusable(folder: Path) -> tuple[str, str] | None:
 def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[list[Check], int]:
     from harmofl.app.inspection import inspect
 
-    try:
-        own = minimum_cases(kit.properties())
-    except SiteError:  # said where the kit's own settings are looked at
-        own = MINIMUM_CASES
-    inspection = inspect(root, job, experiment, kit.name, own)
+    inspection = inspect(root, job, experiment, kit.name, minimum_cases_of(kit))
     checks = [Check("error", "data", problem) for problem in inspection.problems]
     held = 0
     for site in inspection.sites:
         held += site.report.bytes_held
+        checks += check_patients(kit, site.report.training_patients)
         counts = Counter(finding.severity for finding in site.findings)
         summary = f"{site.folder}: {site.report.summary}; {_amounts(counts)}"
         fix = f"harmofl check {root} --job {job.folder} lists all" if counts["error"] else ""

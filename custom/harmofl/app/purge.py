@@ -14,7 +14,7 @@ import psutil
 from harmofl.app.job import JobError
 from harmofl.app.kit import Kit, open_kit
 from harmofl.experiment import FILE_NAME, ExperimentError, read_settings
-from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, data_root
+from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_setting
 
 # FLARE's processes of a job, which run it at a site and at the server; the run folder stays when they have ended
 JOB_PROCESSES = {"nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process"}
@@ -149,7 +149,7 @@ def _named(run: str, held: dict[str, Kept], root: Path) -> dict[str, Kept]:
 def _refuse_data(kit: Kit, folders: Iterable[Path]) -> None:
     """Refuse a folder that the site has its data in, whoever put it there."""
     try:
-        said = data_root(kit.properties())
+        said = own_setting(kit.properties(), "data_root")
     except SiteError as error:
         raise JobError(f"{kit.folder}: {error}; until then nobody knows which folder holds the data") from None
     for root in (os.environ.get(DATA_ROOT_VARIABLE), said):

@@ -49,6 +49,10 @@ def patient_difference(first: ScoreSummary, second: ScoreSummary) -> PatientDiff
     """
     if first.mean is None or second.mean is None:
         return None
+    if not all(held.per_case or held.by_patient for held in (first, second)):  # a site's limits may keep them there
+        return PatientDifference(
+            first.mean - second.mean, first.n, "cases or images", first.patients, None, known=False
+        )
     if len(first.per_case) != len(second.per_case):
         tested = count_text(len(first.per_case), "case")
         raise OtherCasesError(f"tested {tested} in one run and {len(second.per_case)} in the other")
@@ -60,8 +64,6 @@ def patient_difference(first: ScoreSummary, second: ScoreSummary) -> PatientDiff
     if [of for _, of in first.by_patient] != [of for _, of in second.by_patient]:
         raise OtherCasesError(f"tested {images[0]} images in one run and {images[1]} others in the other")
     mean, patients = first.mean - second.mean, len(first.by_patient)
-    if not patients:
-        return PatientDifference(mean, first.n, "images", first.patients, None, known=False)
     return PatientDifference(mean, images[0], "images", patients, _difference(first.by_patient, second.by_patient))
 
 

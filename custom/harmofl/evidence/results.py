@@ -4,13 +4,16 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from harmofl.core.clustered import NO_INTERVAL, Why
 from harmofl.sections import one_line, parse_json
 
 FORMAT = 2
 RESULTS_FILE, ROUNDS_FILE, REPORT_FILE = "results.json", "round_metrics.jsonl", "report.html"
+
+
+TOO_FEW = "not sent: too few patients"
 
 
 class ResultsError(ValueError):
@@ -91,6 +94,7 @@ class SiteResult(Record):
     """One site: what it used, skipped and warned of, by code; how the models score there; what left it.
 
     `amplitude_patients` are those behind the amplitude that it sent; None where it sent none, or a run did not tell.
+    `not_sent` names the scores of too few patients, by `validation` and the models; `limits` are the site's own.
     """
 
     cases_used: dict[str, int]
@@ -104,6 +108,13 @@ class SiteResult(Record):
     amplitude_sent: bool
     amplitude_patients: int | None = None
     amplitude_noise: NoiseStatement | None
+    not_sent: dict[Literal["validation", "final", "best"], list[str]] = {}
+    limits: dict[str, StrictBool | int | list[str]] = {}
+
+    def missing(self, score: str, model: str = "best") -> str:
+        """In words, why a score that this site does not show is not there."""
+        few = score in self.not_sent.get(model, [])  # type: ignore[call-overload]
+        return TOO_FEW if few else "undefined"
 
 
 class RoundRecord(Record):

@@ -1,7 +1,8 @@
 """Scores of a split as the evidence holds them; apart from the schema, which is read where torch is not loaded."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from math import isfinite, nan
+from typing import Any
 
 from harmofl.core.classification import Estimate
 from harmofl.core.scores import summarize
@@ -40,6 +41,11 @@ def summary_of_images(estimate: Estimate) -> ScoreSummary:
         per_case=[],
         by_patient=[(counted, of) for counted, of in estimate.by_patient],
     )
+
+
+def summary_as_sent(told: Mapping[str, Any]) -> ScoreSummary:
+    """What a site sends in place of the scores of its cases: `harmofl.flare.wire.ReleasedSummary`."""
+    return ScoreSummary(**{"n" if name == "cases" else name: value for name, value in told.items()}, per_case=[])
 
 
 def _finite(value: float) -> float | None:

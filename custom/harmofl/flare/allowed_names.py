@@ -4,7 +4,8 @@ from collections.abc import Collection, Mapping
 from typing import Any
 
 from harmofl.data.findings import count_text
-from harmofl.flare.site import SiteError
+from harmofl.flare.site import own_setting
+from harmofl.flare.site_settings import LISTED, LimitSettings
 from harmofl.flare.wire import MessageError
 
 SCORES = frozenset({"accuracy", "accuracy_by_slide", "auroc", "dice", "published_dice", "sensitivity", "specificity"})
@@ -46,10 +47,7 @@ def allowed_names(scope: Mapping[str, Any]) -> frozenset[str]:
     Raises:
         SiteError: code `allowed_names`, where it is no list of names.
     """
-    added = scope.get("allowed_names", [])
-    if not isinstance(added, list) or not all(isinstance(name, str) for name in added):
-        raise SiteError("allowed_names", "allowed_names in local/privacy.json must be a list of names of scores")
-    return SCORES | REASONS | frozenset(added)
+    return SCORES | REASONS | frozenset(own_setting(scope, "allowed_names"))
 
 
 def refuse_other_names(numbers: Mapping[str, Any], allowed: Collection[str]) -> None:
@@ -58,9 +56,11 @@ def refuse_other_names(numbers: Mapping[str, Any], allowed: Collection[str]) -> 
     Raises:
         MessageError: says where, not which.
     """
-    tests = [*numbers.get("test", {}).values(), *numbers.get("pooled", {}).values()]
+    places = ("test", "pooled", "summaries", "not_sent")
+    tests = [scores for place in places for scores in numbers.get(place, {}).values()]
     reasons = {place: set(numbers.get(place, {})) for place in ("skipped", "warnings")}
     told = {**reasons, "scores": {name for scores in tests for name in scores}}
+    told["limits"] = _unknown_limits(numbers.get("limits", {}))
     for place, names in told.items():
         others = names - set(allowed)
         if others:
@@ -69,3 +69,9 @@ def refuse_other_names(numbers: Mapping[str, Any], allowed: Collection[str]) -> 
                 f"those of another "
                 "task by allowed_names in local/privacy.json"
             )
+
+
+def _unknown_limits(limits: Mapping[str, Any]) -> set[str]:
+    """What stands among the limits in force and is neither a limit nor one of the names that limits list."""
+    listed = {name for value in limits.values() if isinstance(value, list) for name in value}
+    return (set(limits) - {*LimitSettings.model_fields, "minimum_cases"}) | (listed - LISTED)

@@ -29,10 +29,8 @@ from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, end_books, score_text, write_evidence
 from harmofl.flare.server_run import ServerRun, open_run
 from harmofl.flare.state import StateError
+from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK
 from harmofl.flare.wire import (
-    AMPLITUDE_TASK,
-    EVALUATE_TASK,
-    TRAIN_TASK,
     MessageError,
     ModelMessage,
     UpdateMessage,

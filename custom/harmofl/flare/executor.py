@@ -10,28 +10,21 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 import harmofl
 from harmofl.data.findings import count_text
-from harmofl.experiment import ExperimentError
+from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.filters import note_run, require_filter
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
-from harmofl.flare.site import SiteError, is_simulated, resolve_job, simulated_data_root, site_config
-from harmofl.flare.wire import (
-    AMPLITUDE_TASK,
-    EVALUATE_TASK,
-    TRAIN_TASK,
-    MessageError,
-    TaskHeader,
-    UpdateMessage,
-    error_reply,
-    pack_update,
-    read_header,
-    unpack_model,
-)
+from harmofl.flare.received_amplitude import refuse_amplitude_task, refuse_other_amplitude
+from harmofl.flare.site import SiteConfig, SiteError, is_simulated, resolve_job, simulated_data_root, site_config
+from harmofl.flare.site_limits import TaskClock, refuse_excess
+from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK, TaskHeader, read_header
+from harmofl.flare.wire import MessageError, UpdateMessage, error_reply, pack_update, unpack_model
 from harmofl.flare.wire_types import unknown_type
 
 
@@ -74,8 +67,11 @@ class HarmoFLExecutor(Executor):
 
     def _perform(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         # torch and MONAI are needed from here on; what only registers the executor stays quick to import
+        from harmofl.core.training import TrainingStoppedError
         from harmofl.flare.lean_monai import import_lean_monai
         from harmofl.flare.participant import Participant
+        from harmofl.flare.run_ownership import refuse_other_run
+        from harmofl.flare.state import SiteState
         from harmofl.tasks import is_outside
 
         header = read_header(shareable)
@@ -83,6 +79,32 @@ class HarmoFLExecutor(Executor):
         site = site_config(fl_ctx)
         if site.amplitude_noise is not None:
             require_filter(fl_ctx)
+        experiment = self._experiment(header, site, fl_ctx)
+        header.refuse_misfit(task_name, experiment, simulated=site.simulated)
+        refuse_excess(site, experiment, _count_sites(fl_ctx))
+        if not site.simulated:
+            state = SiteState(site.state_root / "state", header.run_id)
+            refuse_other_run(state, str(fl_ctx.get_job_id()), experiment)
+        if not is_outside(experiment.task):  # that of somebody else may use any part of MONAI
+            import_lean_monai()
+        self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")
+        pool = {name: simulated_data_root(name, fl_ctx) for name in header.pooled_sites}
+        clock = TaskClock(site, lambda: abort_signal.triggered)
+        participant = Participant(experiment, site, header.run_id, clock.should_stop, self.logger, pool=pool)
+        try:
+            result = self._dispatch(participant, task_name, header, shareable)
+        except TrainingStoppedError:
+            clock.refuse_late()
+            raise
+        if not site.simulated:
+            scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
+            refuse_other_names(result.numbers, allowed_names(scope))
+        self._report(task_name, header, result, fl_ctx)
+        return pack_update(result)
+
+    @staticmethod
+    def _experiment(header: TaskHeader, site: SiteConfig, fl_ctx: FLContext) -> Experiment:
+        """The job's experiment, where this site may take part in it and resolves it as the server does."""
         if header.demo != site.demo:
             raise SiteError("demo_differs", _demo_difference(site.name, header.demo))
         experiment = resolve_job(fl_ctx, header.demo)
@@ -92,27 +114,18 @@ class HarmoFLExecutor(Executor):
                 f"site {site.name} resolves experiment {experiment.hash}, the server {header.experiment_hash}; "
                 "both need the same job and the same harmofl version",
             )
-        if not is_outside(experiment.task):  # that of somebody else may use any part of MONAI
-            import_lean_monai()
-        self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")
         if experiment.federation.pooled_data and not site.simulated:
             raise SiteError("pooled_data", f"site {site.name} takes no part in training on pooled data")
-        pool = {name: simulated_data_root(name, fl_ctx) for name in header.pooled_sites}
-        participant = Participant(
-            experiment, site, header.run_id, lambda: abort_signal.triggered, self.logger, pool=pool
-        )
-        result = self._dispatch(participant, task_name, header, shareable)
-        if not site.simulated:
-            scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
-            refuse_other_names(result.numbers, allowed_names(scope))
-        self._report(task_name, header, result, fl_ctx)
-        return pack_update(result)
+        return experiment
 
     @staticmethod
     def _dispatch(participant, task_name: str, header: TaskHeader, shareable: Shareable) -> UpdateMessage:  # type: ignore[no-untyped-def]
         if task_name == AMPLITUDE_TASK:
+            refuse_amplitude_task(participant.experiment)
             return participant.estimate_amplitude()
         received = unpack_model(shareable)
+        begins = task_name == TRAIN_TASK and header.round_number == 0
+        refuse_other_amplitude(participant.experiment, received.amplitude, first_round=begins)
         if task_name == TRAIN_TASK:
             return participant.train(header.round_number, received, header.best_round)
         return participant.evaluate(received, header.best_round)
@@ -182,3 +195,10 @@ def _demo_difference(site: str, server_demo: bool) -> str:
             f"the server runs the demo, but site {site} is set up with data of its own; it does not train on demo data"
         )
     return f"the server runs on real data, but site {site} found none; give it data (HARMOFL_DATA_ROOT)"
+
+
+def _count_sites(fl_ctx: FLContext) -> int | None:
+    """How many sites the server started this job at; None where FLARE does not say."""
+    meta = fl_ctx.get_prop(FLContextKey.JOB_META)
+    sites = meta.get(JobMetaKey.JOB_CLIENTS) if isinstance(meta, Mapping) else None
+    return len(sites) if isinstance(sites, list) else None

@@ -16,7 +16,8 @@ from nvflare.apis.shareable import Shareable
 from harmofl.evidence.results import NoiseStatement
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.progress import FINDINGS
-from harmofl.flare.site import NoiseSettings, SiteError, minimum_cases, noise_settings, site_config
+from harmofl.flare.site import SiteError, site_config, site_settings
+from harmofl.flare.site_settings import NoiseSettings
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, pack_error, pack_update, unpack_update
 
 _RUN_ID = "harmofl.run_id"
@@ -52,7 +53,8 @@ class AmplitudeFilter(Filter):
         if update.amplitude is None:
             return pack_update(update)
         try:
-            needed, noise = minimum_cases(scope), noise_settings(scope)
+            settings = site_settings(scope)
+            needed, noise = settings.minimum_cases, settings.amplitude_noise
             problem = _problem(update.amplitude, needed, noise)
             if problem:
                 self.log_warning(fl_ctx, f"amplitude not sent: {problem}", fire_event=False)

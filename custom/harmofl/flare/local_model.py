@@ -9,10 +9,11 @@ import torch
 from torch import nn
 
 from harmofl.core.partition import Partition, partition_of, select
-from harmofl.core.training import TrainingError, array_difference, load_arrays, state_arrays
+from harmofl.core.training import NotFiniteError, TrainingError, array_difference, load_arrays, state_arrays
 from harmofl.experiment import Experiment
 from harmofl.flare.state import SiteState
 from harmofl.flare.wire import Arrays, in_exchange_type
+from harmofl.sections import one_line
 from harmofl.tasks import untrained_network
 
 _LOCAL, _TRAINED = "local", "trained"
@@ -96,9 +97,7 @@ class LocalModel:
     def _network(self, received: Arrays, find: Callable[[], dict[str, Any] | None]) -> nn.Module:
         network = untrained_network(self._experiment)
         partition = self._partition(network)
-        unknown = sorted(partition.shared ^ set(received))
-        if unknown:
-            raise TrainingError(f"the model received does not fit this network: {', '.join(unknown[:3])}")
+        _refuse_misfit(received, select(state_arrays(network), partition.shared))
         held = find() if partition.local else {}
         own = select(state_arrays(network), partition.local)
         self.begins_anew = held is None
@@ -111,6 +110,26 @@ class LocalModel:
 
     def _partition(self, network: nn.Module) -> Partition:
         return partition_of(network, self._experiment.federation.local_layers)
+
+
+def _refuse_misfit(received: Arrays, expected: Arrays) -> None:
+    """Hold a model that came from the server against the network before anything of it is copied.
+
+    Raises:
+        TrainingError: other names, shapes or types, or values that are not finite; gives the first three.
+    """
+    wrong = sorted(expected.keys() ^ received.keys())
+    wrong += [
+        name
+        for name, value in received.items()
+        if name in expected and (value.shape, value.dtype) != (expected[name].shape, expected[name].dtype)
+    ]
+    if wrong:
+        shown = ", ".join(one_line(name)[:60] for name in wrong[:3])
+        raise TrainingError(f"the model received does not fit this network: {shown}")
+    spoiled = [name for name, value in received.items() if not np.isfinite(value).all()]
+    if spoiled:
+        raise NotFiniteError(f"the model received is not finite in {', '.join(spoiled[:3])}")
 
 
 def _trained(held: dict[str, Any] | None) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import cached_property
 from logging import Logger
 from pathlib import Path
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
-from harmofl.core.classification import Estimate
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
@@ -42,11 +41,13 @@ from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
 from harmofl.flare.pooled_data import pooled
 from harmofl.flare.progress import FINDINGS, SiteLogger, log_findings
+from harmofl.flare.released_scores import released_scores, released_validation
 from harmofl.flare.round_start import RoundStart, failed_to_compile, round_optimizer, round_settings
 from harmofl.flare.site import SiteConfig, SiteError
+from harmofl.flare.site_limits import limits_in_force, refuse_few_patients
 from harmofl.flare.split_memory import changed_split
 from harmofl.flare.state import SiteState
-from harmofl.flare.wire import AmplitudeStatistic, Arrays, ModelMessage, UpdateMessage
+from harmofl.flare.wire import AmplitudeStatistic, Arrays, MessageError, ModelMessage, UpdateMessage
 from harmofl.tasks import Evaluation, SiteData, load_task, untrained_network
 
 MOST_WORKERS = 4  # decoding patches keeps up with a GPU then
@@ -85,6 +86,11 @@ class Participant:
         if site.threads:
             torch.set_num_threads(site.threads)
 
+    @property
+    def experiment(self) -> Experiment:
+        """The experiment of the run."""
+        return self._experiment
+
     @cached_property
     def data(self) -> SiteData:
         """This site's data, read once a process; findings are logged here and leave the site as counts only."""
@@ -112,6 +118,8 @@ class Participant:
 
     def _open(self, name: str, root: Path | None) -> SiteData:
         folder, experiment = self._site.state_root, self._experiment
+        if root is None and not self._site.simulated:
+            raise SiteError("no_data_root", f"site {self._site.name} makes no demo data: it is not simulated")
         if root is None:
             cases = folder / "demo_data" / experiment.hash / name  # a kept state root may hold others
             self._task.write_demo(cases, name, experiment)
@@ -156,6 +164,7 @@ class Participant:
 
     def estimate_amplitude(self) -> UpdateMessage:
         """The mean of the training images' amplitude statistics, as far as it may leave (`before_training`)."""
+        refuse_few_patients(self._site, self.data.patient_count)
         measured = self._amplitude.before_training()
         return UpdateMessage(amplitude=measured, numbers=self._counts())
 
@@ -168,14 +177,17 @@ class Participant:
             best_round: the best one so far, whose local layers are kept.
         """
         started = time.monotonic()
+        if self._experiment.federation.local_layers != "all":
+            refuse_few_patients(self._site, self.data.patient_count)
         make_deterministic(self.device)
         self._local.keep_best(best_round)
         network = self._placed(self._local.before_round(received.weights, round_number))
         normalization = self._normalization(received.amplitude)
         validation = self._evaluate(network, normalization, "validation", "received")
         before = self._local.shared(network)
-        score = None if self._local.begins_anew else validation.key_score
-        numbers = self._counts() | {"validation": score, "received_sha256": arrays_sha256(before)}
+        numbers = self._counts() | self._validation(validation) | {"received_sha256": arrays_sha256(before)}
+        if self._local.begins_anew:
+            numbers["validation"] = None
         if not self._trains:
             return UpdateMessage(numbers=numbers | {"seconds": round(time.monotonic() - started, 2)})
         optimizer = self._optimizer(network, round_number)
@@ -225,20 +237,14 @@ class Participant:
             network = self._placed(self._local.best(received.best_weights, best_round))
             scored["best"] = self._evaluate(network, normalization, "test", "best")
         self._log_late_findings()
-        numbers = self._counts() | {
-            "validation": final_validation.key_score,
-            "test": {model: evaluation.scores for model, evaluation in scored.items()},
-            "patients": {
-                model: list(evaluation.patients)
-                for model, evaluation in scored.items()
-                if evaluation.patients is not None
-            },
-            "pooled": {
-                model: {name: _plain(estimate) for name, estimate in evaluation.pooled.items()}
-                for model, evaluation in scored.items()
-            },
-        }
-        return UpdateMessage(numbers=numbers)
+        tested = released_scores(scored, self._site.limits)
+        told = self._validation(final_validation)
+        if not_sent := tested.pop("not_sent", {}) | told.pop("not_sent", {}):
+            told["not_sent"] = not_sent
+        return UpdateMessage(numbers=self._counts() | told | tested)
+
+    def _validation(self, evaluation: Evaluation) -> dict[str, Any]:
+        return released_validation(evaluation, self._task.key_score, self._site.limits)
 
     def network(self, weights: Arrays) -> nn.Module:
         """This site's network with the weights of a message, on its device."""
@@ -255,7 +261,10 @@ class Participant:
         normalization = build_normalization(self._experiment, self._task.in_channels).to(self.device)
         if amplitude is None:
             return normalization
-        normalization.freeze(torch.as_tensor(amplitude.values), amplitude.images)
+        try:
+            normalization.freeze(torch.as_tensor(amplitude.values), amplitude.images)
+        except ValueError as error:
+            raise MessageError(f"the amplitude received cannot be used: {error}") from None
         if self._experiment.amplitude.region == "site_gain":
             normalization.set_own(self._amplitude.own_profile())
         return normalization
@@ -333,13 +342,10 @@ class Participant:
     def _counts(self) -> dict[str, Any]:
         data, blank = self.data, self._amplitude.blank_images
         warned = data.warned | ({BLANK_IMAGE: blank} if blank else {})
-        return {"cases": data.cases, "skipped": data.skipped(), "warnings": warned, "demo": self._site.demo}
+        counts = {"cases": data.cases, "skipped": data.skipped(), "warnings": warned, "demo": self._site.demo}
+        in_force = limits_in_force(self._site)
+        return counts | ({"limits": in_force} if in_force else {})
 
     def _stop_if_asked(self) -> None:
         if self._should_stop():
             raise TrainingStoppedError("stopped between two batches")
-
-
-def _plain(estimate: Estimate) -> dict[str, Any]:
-    """An estimate as numbers, a code and lists, as they travel."""
-    return asdict(estimate) | {"by_patient": [list(part) for part in estimate.by_patient]}

@@ -16,6 +16,7 @@ from harmofl.evidence.results import (
     REPORT_FILE,
     RESULTS_FILE,
     ROUNDS_FILE,
+    TOO_FEW,
     AmplitudeRecord,
     NoiseStatement,
     Results,
@@ -25,7 +26,7 @@ from harmofl.evidence.results import (
     WorstSite,
     privacy_sentence,
 )
-from harmofl.evidence.score_summaries import summary_of_cases, summary_of_images
+from harmofl.evidence.score_summaries import summary_as_sent, summary_of_cases, summary_of_images
 from harmofl.flare.method_notes import amplitude_notes, method_notes, privacy_note
 from harmofl.flare.progress import PROGRESS
 from harmofl.flare.server_run import ServerRun
@@ -135,7 +136,7 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
         sites_expected=run.expected,
         sites_accepted=[record.sites_accepted for record in run.rounds],
         sites_without_test=untested,
-        warnings=_warnings(run, untested),
+        warnings=_warnings(run, sites, key, untested),
         amplitude=AmplitudeRecord(sites=run.amplitude_sites, images=run.amplitude.images) if run.amplitude else None,
         privacy=privacy_note(run) or privacy_sentence(run.amplitude_sites, _noise(run)),
         model_sha256={name: _sha256(run.folder / name) for name in _model_files(run)},
@@ -148,7 +149,7 @@ def _model_files(run: ServerRun) -> tuple[str, ...]:
     return (BEST_MODEL, FINAL_MODEL) if run.has_global_model else ()
 
 
-def _warnings(run: ServerRun, sites_without_test: list[str]) -> list[str]:
+def _warnings(run: ServerRun, sites: Mapping[str, SiteResult], key: str, sites_without_test: list[str]) -> list[str]:
     """What a reader of the scores must know."""
     warnings = [*method_notes(run), *amplitude_notes(run)]
     if run.experiment.data.split == "as_published":
@@ -163,6 +164,13 @@ def _warnings(run: ServerRun, sites_without_test: list[str]) -> list[str]:
         )
     if sites_without_test:
         warnings.append(f"no test score from {', '.join(sites_without_test)}")
+    silent = {
+        "test": [site for site, result in sites.items() if key in result.not_sent.get("best", [])],
+        "validation": [site for site, result in sites.items() if result.not_sent.get("validation")],
+    }
+    for part, names in silent.items():
+        if names:
+            warnings.append(f"{part} {key} of {', '.join(names)} {TOO_FEW}")
     return warnings
 
 
@@ -208,7 +216,15 @@ def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_
         amplitude_sent=site in run.amplitude_sites,
         amplitude_patients=run.amplitude_patients.get(site) if site in run.amplitude_sites else None,
         amplitude_noise=_noise(run).get(site),
+        not_sent=_not_sent(reported, best_is_final),
+        limits=reported.get("limits", {}),
     )
+
+
+def _not_sent(reported: dict[str, Any], best_is_final: bool) -> dict[Any, list[str]]:
+    """By `validation` and the models the scores of too few patients; the best model may be the last one."""
+    held = dict(reported.get("not_sent", {}))
+    return held | {"best": held["final"]} if best_is_final and "final" in held else held
 
 
 def _noise(run: ServerRun) -> dict[str, NoiseStatement]:
@@ -222,9 +238,12 @@ def scores_of(reported: dict[str, Any], model: str) -> dict[str, ScoreSummary]:
     pooled = reported.get("pooled", {}).get(model, {})
     by_case = reported.get("test", {}).get(model, {})
     patients = reported.get("patients", {}).get(model)
-    return {name: summary_of_images(Estimate(**told)) for name, told in pooled.items()} | {
-        name: summary_of_cases([float(score) for score in scores], patients) for name, scores in by_case.items()
-    }
+    summaries = reported.get("summaries", {}).get(model, {})
+    return (
+        {name: summary_of_images(Estimate(**told)) for name, told in pooled.items()}
+        | {name: summary_of_cases([float(score) for score in scores], patients) for name, scores in by_case.items()}
+        | {name: summary_as_sent(told) for name, told in summaries.items()}
+    )
 
 
 def _means(tests: list[dict[str, ScoreSummary]]) -> dict[str, float | None]:
@@ -245,7 +264,7 @@ def _table(results: Results) -> list[str]:
     for site, result in results.sites.items():
         score = result.test.get(key)
         if score is None or score.mean is None:
-            lines.append(f"  {site:<12} undefined")
+            lines.append(f"  {site:<12} {result.missing(key)}")
             continue
         lines.append(f"  {site:<12} {score.mean:.3f}  {_interval(score):<16} {score.patients}")
     mean = results.mean_over_sites.get(key)

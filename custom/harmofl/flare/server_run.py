@@ -29,8 +29,9 @@ from harmofl.flare.site import (
     simulated_data_root,
 )
 from harmofl.flare.state import Checkpoint, StateError, copy_atomically, write_text_atomically
+from harmofl.flare.task_header import TaskHeader
 from harmofl.flare.tracking import Tracking, open_tracking
-from harmofl.flare.wire import AmplitudeStatistic, TaskHeader
+from harmofl.flare.wire import AmplitudeStatistic
 from harmofl.tasks import place_sites, untrained_network
 
 UNFINISHED_FILE = "unfinished.txt"
@@ -89,7 +90,14 @@ class ServerRun:
     def header(self, round_number: int) -> TaskHeader:
         """What every task of this run carries."""
         pooled = tuple(self.expected) if self.experiment.federation.pooled_data else ()
-        return TaskHeader(self.run_id, self.experiment.hash, self.demo, round_number, self.best_round, pooled)
+        return TaskHeader(
+            run_id=self.run_id,
+            experiment_hash=self.experiment.hash,
+            demo=self.demo,
+            round_number=round_number,
+            best_round=self.best_round,
+            pooled_sites=pooled,
+        )
 
     @cached_property
     def partition(self) -> Partition:

@@ -1,29 +1,29 @@
 """SiteConfig: what belongs to a hospital and not to a job: its data, its machine, its limits."""
 
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.simulator.simulator_server import SimulatorServerEngine
-from pydantic import Field, ValidationError
 
 from harmofl.experiment import FILE_NAME, Experiment, read_settings
 from harmofl.flare.outside import admit_outside_task
-from harmofl.flare.site_settings import SiteSettings, read_site_settings
-from harmofl.sections import Section, first_problem, nearest
+from harmofl.flare.site_settings import (
+    MINIMUM_CASES,
+    NOISE,
+    LimitSettings,
+    NoiseSettings,
+    SettingsError,
+    SiteSettings,
+    read_site_settings,
+)
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
-DEVICE = re.compile(r"auto|cpu(, ?cpu)*|cuda|cuda:\d+(, ?cuda:\d+)*")
-MINIMUM_CASES = 5  # a mean amplitude of fewer patients does not leave a hospital that has not said otherwise
-# Multiples of the scale: of regions dc, low and full no image of intensities 0 to 1 lies farther than 1 from the
-# center, no z-scored one farther than 1.42.
-MOST_CLIP = 2.0
 
 
 class SiteError(RuntimeError):
@@ -33,21 +33,6 @@ class SiteError(RuntimeError):
         """Keep both."""
         super().__init__(message)
         self.code = code
-
-
-Positive = Annotated[float, Field(gt=0)]
-
-
-class NoiseSettings(Section):
-    """A site's noise on its amplitude: to what distance a patient's part is clipped, epsilon and delta.
-
-    The distance is in multiples of a scale that a job's settings give, so that one number fits every
-    `amplitude.region`: see `harmofl.core.gaussian_mechanism.clipping_center`.
-    """
-
-    relative_clip: Annotated[float, Field(gt=0, le=MOST_CLIP)]
-    epsilon: Positive
-    delta: Annotated[float, Field(gt=0, lt=1)]
 
 
 @dataclass(frozen=True)
@@ -70,6 +55,11 @@ class SiteConfig:
     def devices(self) -> tuple[str, ...]:
         """The devices that train together; the first one evaluates."""
         return tuple(name.strip() for name in self.device.split(","))
+
+    @property
+    def limits(self) -> LimitSettings | None:
+        """What a job may ask for; None in simulation, where one machine holds all data and nothing leaves it."""
+        return None if self.simulated else self.settings.limits
 
     @property
     def demo(self) -> bool:
@@ -126,7 +116,8 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
     name = fl_ctx.get_identity_name()
     simulated = is_simulated(fl_ctx)
     scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
-    root = os.environ.get(DATA_ROOT_VARIABLE) or data_root(scope)
+    settings = site_settings(scope)
+    root = os.environ.get(DATA_ROOT_VARIABLE) or settings.data_root
     if not root and simulated:
         template = _simulated_root(read_job_settings(fl_ctx))
         root = template.replace("{SITE_NAME}", name) if template else None
@@ -138,99 +129,42 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
     if root and not Path(root).is_absolute():
         raise SiteError("relative_data_root", f"site {name}: its data root is a relative path; give an absolute one")
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
-    count, most = workers(scope), threads(scope)
+    count, most = settings.workers, settings.threads
     return SiteConfig(
         name=name,
         simulated=simulated,
         data_root=Path(root) if root else None,
         state_root=state_root(name, Path(workspace.get_root_dir())),
-        device=device(scope),
+        device=settings.device,
         workers=0 if count is None and not root else count,
         threads=simulated_threads() if most is None and simulated else most,
-        compile=compiles(scope),
-        minimum_cases=minimum_cases(scope, otherwise=1 if simulated else MINIMUM_CASES),
-        amplitude_noise=noise_settings(scope),
-        settings=site_settings(scope),
+        compile=settings.compile,
+        minimum_cases=1 if simulated and "minimum_cases" not in scope else settings.minimum_cases,
+        amplitude_noise=settings.amplitude_noise,
+        settings=settings,
     )
 
 
 def site_settings(scope: Mapping[str, Any]) -> SiteSettings:
-    """Limits, approval and names of data, as the privacy scope says.
+    """What the site says in the properties of its privacy scope.
 
     Raises:
-        SiteError: code `site_settings`; one line with key, value and, for an unknown key, the nearest known one.
+        SiteError: code is the name of the property that cannot be used, `noise_settings` for noise and
+            `site_settings` for an unknown one; one line, with the nearest known name.
     """
     try:
         return read_site_settings(scope)
-    except ValueError as error:
-        raise SiteError("site_settings", str(error)) from None
+    except SettingsError as error:
+        raise SiteError("noise_settings" if error.name == NOISE else error.name, str(error)) from None
 
 
-def minimum_cases(scope: Mapping[str, Any], otherwise: int = MINIMUM_CASES) -> int:
-    """Of how many patients at least an amplitude may leave, as the privacy scope says.
-
-    Raises:
-        SiteError: code `minimum_cases`, where it is no whole number above 0.
-    """
-    return _whole_number(scope, "minimum_cases", 1, otherwise)
-
-
-def workers(scope: Mapping[str, Any]) -> int | None:
-    """How many processes may decode, as the privacy scope says; None where it does not.
+def own_setting(scope: Mapping[str, Any], name: str) -> Any:
+    """One property, whatever else is wrong with the scope: preflight shows each problem where it belongs.
 
     Raises:
-        SiteError: code `workers`, where it is no whole number.
+        SiteError: as `site_settings`.
     """
-    return _whole_number(scope, "workers", 0, 0) if "workers" in scope else None
-
-
-def threads(scope: Mapping[str, Any]) -> int | None:
-    """How many threads may compute, as the privacy scope says; None where it does not.
-
-    Raises:
-        SiteError: code `threads`, where it is no whole number above 0.
-    """
-    return _whole_number(scope, "threads", 1, 1) if "threads" in scope else None
-
-
-def device(scope: Mapping[str, Any]) -> str:
-    """What the site trains on, as its privacy scope says: auto, cpu, cuda, a card by its number, or several.
-
-    Raises:
-        SiteError: code `device`.
-    """
-    name = scope.get("device", "auto")
-    if not isinstance(name, str) or not DEVICE.fullmatch(name) or _names_a_card_twice(name):
-        raise SiteError(
-            "device",
-            "device in local/privacy.json must be auto, cpu, cuda or, by number, cuda:1, or several such as "
-            "cuda:0,cuda:1",
-        )
-    return name
-
-
-def compiles(scope: Mapping[str, Any]) -> bool:
-    """Whether training runs through torch.compile, as the privacy scope says.
-
-    Raises:
-        SiteError: code `compile`, where it is neither true nor false.
-    """
-    said = scope.get("compile", False)
-    if not isinstance(said, bool):
-        raise SiteError("compile", "compile in local/privacy.json must be true or false")
-    return said
-
-
-def data_root(scope: Mapping[str, Any]) -> str | None:
-    """The scope's `data_root`, None where it has none.
-
-    Raises:
-        SiteError: code `data_root`, where it is not a text.
-    """
-    root = scope.get("data_root")
-    if root is not None and not isinstance(root, str):
-        raise SiteError("data_root", "data_root in local/privacy.json must be text, an absolute path")
-    return root or None
+    return getattr(site_settings({name: scope[name]} if name in scope else {}), name)
 
 
 def state_root(name: str, workspace: Path) -> Path:
@@ -247,48 +181,6 @@ def state_root(name: str, workspace: Path) -> Path:
             "relative_state_root", f"site {name}: {STATE_ROOT_VARIABLE} is a relative path; give an absolute one"
         )
     return Path(root) / name
-
-
-def noise_settings(scope: Mapping[str, Any]) -> NoiseSettings | None:
-    """The privacy scope's `amplitude_noise`, None where it has none.
-
-    Raises:
-        SiteError: code `noise_settings`; one line with key, value and, for an unknown key, the nearest known one.
-    """
-    given = scope.get("amplitude_noise")
-    if given is None:
-        return None
-    if not isinstance(given, Mapping):
-        message = "amplitude_noise must hold relative_clip, epsilon and delta"
-        raise SiteError("noise_settings", f"local/privacy.json: {message}")
-    if "clip" in given:
-        raise SiteError(
-            "noise_settings",
-            "local/privacy.json: amplitude_noise.clip was a distance in units that the job chooses, and is gone; "
-            "write relative_clip, in multiples of a public scale, in its place (0.8 is a good start)",
-        )
-    for key in given:  # a misspelled key is better named than the one that it leaves missing
-        if key not in NoiseSettings.model_fields:
-            fix = nearest(key, NoiseSettings.model_fields)
-            raise SiteError("noise_settings", f"local/privacy.json: amplitude_noise.{key}: unknown setting{fix}")
-    try:
-        return NoiseSettings.model_validate(given)
-    except ValidationError as error:
-        problem = first_problem(error, NoiseSettings, "amplitude_noise.")
-        raise SiteError("noise_settings", f"local/privacy.json: {problem}") from None
-
-
-def _whole_number(scope: Mapping[str, Any], key: str, least: int, otherwise: int) -> int:
-    number = scope.get(key, otherwise)
-    if isinstance(number, bool) or not isinstance(number, int) or number < least:
-        allowed = f"above {least - 1}" if least else "of 0 or more"
-        raise SiteError(key, f"{key} in local/privacy.json must be a whole number {allowed}")
-    return number
-
-
-def _names_a_card_twice(device: str) -> bool:
-    cards = [int(number) for number in re.findall(r"\d+", device)]
-    return len(set(cards)) < len(cards)
 
 
 def simulated_threads() -> int:

@@ -108,8 +108,14 @@ class SiteState:
         """Use `<folder>/<run_id>`; the run id is issued by the server and kept by a resumed run."""
         if not run_id.isalnum():
             raise StateError("the run id of the task is not made of letters and digits")
+        self.run_id = run_id
         self._folder = folder / run_id
         remove_leftovers(self._folder)
+
+    @property
+    def holds_anything(self) -> bool:
+        """Whether something of this run is kept here."""
+        return self._folder.is_dir() and any(self._folder.iterdir())
 
     def save_round(self, round_number: int, content: dict[str, Any]) -> None:
         """Keep what follows from having finished `round_number`, and forget all but two generations."""

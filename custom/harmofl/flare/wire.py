@@ -16,7 +16,7 @@ from nvflare.apis.dxo import DXO, DataKind, MetaKey, from_shareable
 from nvflare.apis.fl_constant import ReturnCode
 from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from harmofl.core.clustered import Why
 from harmofl.flare.amplitude_message import (
@@ -31,35 +31,11 @@ from harmofl.flare.packed_arrays import PackedArrays
 
 Arrays = dict[str, np.ndarray]
 
-AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK = "amplitude", "train", "evaluate"
-
-_HEADER = "harmofl.header"
 _CODE, _REASON = "harmofl.code", "harmofl.reason"
 _WEIGHTS, _BEST = "weights", "best"
 _NUMBERS = "harmofl.numbers"
 _ANSWERS = (DataKind.METRICS, DataKind.APP_DEFINED, DataKind.WEIGHT_DIFF, DataKind.WEIGHTS, DataKind.COLLECTION)
 _ERROR_FORMS = {_CODE: r"\w{1,60}", _REASON: r".{1,2000}"}  # one line
-
-
-@dataclass(frozen=True)
-class TaskHeader:
-    """What a site must know about the run before it does anything.
-
-    `best_round` is the best one so far, whose local layers a site keeps; `pooled_sites` are all sites of a simulated
-    run on pooled data, of which the first trains.
-    """
-
-    run_id: str
-    experiment_hash: str
-    demo: bool
-    round_number: int
-    best_round: int | None = None
-    pooled_sites: tuple[str, ...] = ()
-
-    def attach(self, shareable: Shareable) -> Shareable:
-        """Write the header into a task's data."""
-        shareable.set_header(_HEADER, dict(vars(self)))
-        return shareable
 
 
 @dataclass(frozen=True)
@@ -99,10 +75,26 @@ class PooledScore(BaseModel):
     by_patient: list[tuple[Count, Count]]
 
 
+class ReleasedSummary(BaseModel):
+    """Mean over the cases that have a score with its interval over patients, where the single scores do not leave."""
+
+    model_config = ConfigDict(extra="forbid", allow_inf_nan=False)
+
+    mean: float | None
+    low: float | None
+    high: float | None
+    no_interval: Why | None
+    cases: Count
+    undefined: Count
+    patients: Count
+
+
 class SiteNumbers(BaseModel):
     """All numbers that may leave a site, by name; reasons are codes, so that no file name or path leaves with them.
 
-    `patients` tells which cases of `test` are of one patient, by numbers counted from 0.
+    `patients` tells which cases of `test` are of one patient, by numbers counted from 0. `summaries` stand in place of
+    `test` where the scores of single cases do not leave; `not_sent` names the scores that too few patients have;
+    `limits` are those in force at the site.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -121,6 +113,9 @@ class SiteNumbers(BaseModel):
     test: dict[Scored, dict[Code, list[float]]] = {}
     patients: dict[Scored, list[Count]] = {}
     pooled: dict[Scored, dict[Code, PooledScore]] = {}
+    summaries: dict[Scored, dict[Code, ReleasedSummary]] = {}
+    not_sent: dict[Literal["validation", "final", "best"], list[Code]] = {}
+    limits: dict[Code, StrictBool | Count | list[Code]] = {}
 
     @model_validator(mode="after")
     def _a_patient_for_each_case(self) -> "SiteNumbers":
@@ -140,19 +135,6 @@ def _check_numbers(numbers: Any) -> dict[str, Any]:
     return dict(numbers)
 
 
-def read_header(shareable: Shareable) -> TaskHeader:
-    """The header of a task.
-
-    Raises:
-        MessageError: it is missing or incomplete, so the task does not come from a HarmoFL server.
-    """
-    header = shareable.get_header(_HEADER)
-    try:
-        return TaskHeader(**header | {"pooled_sites": tuple(header.get("pooled_sites", ()))})
-    except (TypeError, AttributeError):
-        raise MessageError("the task carries no HarmoFL header; server and site run different versions") from None
-
-
 def pack_model(message: ModelMessage) -> Shareable:
     """A task's data: plain weights, or a collection where an amplitude or a second model travels with them."""
     weights = DXO(DataKind.WEIGHTS, data=PackedArrays(message.weights))
@@ -170,13 +152,17 @@ def unpack_model(shareable: Shareable) -> ModelMessage:
     """The reverse of `pack_model`.
 
     Raises:
-        MessageError: no weights in it.
+        MessageError: no weights in it, or something that no task carries.
     """
     parts = _parts(shareable)
+    if parts.keys() - {_WEIGHTS, _BEST, AMPLITUDE}:
+        raise MessageError("the task carries a part that is neither weights nor an amplitude")
     if any(name in parts and parts[name].data_kind != DataKind.WEIGHTS for name in (_WEIGHTS, _BEST)):
         raise MessageError("the task carries something else than weights")
     if _WEIGHTS not in parts:
         raise MessageError("the task carries no weights")
+    if not all(_are_arrays(parts[name].data) for name in (_WEIGHTS, _BEST) if name in parts):
+        raise MessageError("the task's weights are not arrays by name")
     best, amplitude = parts.get(_BEST), read_amplitude(parts.get(AMPLITUDE), of_site=False)
     return ModelMessage(parts[_WEIGHTS].data, amplitude, best.data if best else None)
 
@@ -311,3 +297,9 @@ def _parts(shareable: Shareable) -> dict[str, DXO]:
     if dxo.data_kind in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
         return {_WEIGHTS: dxo}
     return {AMPLITUDE: dxo} if dxo.data_kind == DataKind.APP_DEFINED else {}
+
+
+def _are_arrays(data: Any) -> bool:
+    return isinstance(data, dict) and all(
+        isinstance(name, str) and isinstance(value, np.ndarray) for name, value in data.items()
+    )

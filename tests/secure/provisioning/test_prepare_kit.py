@@ -1,6 +1,7 @@
 """What a hospital's kit is given, and that nobody's edits are lost."""
 
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -86,6 +87,24 @@ class TestPrepareKit:
             with pytest.raises(KIT_SCRIPT.KitError, match="noise needs"):
                 KIT_SCRIPT.prepare_kit(site, data_root=images, noise=KIT_SCRIPT.Noise(*wrong), force=True)
 
+    def test_limits_are_written_and_checked(self, kit: Callable[[str], Path], images: Path) -> None:
+        site = kit("HK")
+        asked = ["minimum_sites=2", "case_scores=true", "regions=dc,full"]
+        KIT_SCRIPT.prepare_kit(site, data_root=images, limits=asked)
+        held = read(site / "local" / "privacy.json")["scopes"][0]["properties"]["limits"]
+        assert (held["minimum_sites"], held["case_scores"], held["regions"]) == (2, True, ["dc", "full"])
+        assert held["training_patients"] == 5, "the others stay"
+        for text, message in [
+            ("minimum_site=2", "did you mean minimum_sites?"),
+            ("minimum_sites", "write it as NAME=VALUE"),
+            ("minimum_sites=0", "minimum_sites=0: give a whole number above 0"),
+            ("minimum_sites=true", "give a whole number"),
+            ("minimum_sites=" + "9" * 5000, "give a whole number"),
+            ("case_scores=1", "case_scores=1: give true or false"),
+        ]:
+            with pytest.raises(KIT_SCRIPT.KitError, match=re.escape(message)):
+                KIT_SCRIPT.prepare_kit(site, data_root=images, limits=[text], force=True)
+
     @pytest.mark.parametrize(
         ("name", "options", "message"),
         [
@@ -95,6 +114,7 @@ class TestPrepareKit:
             ("HK", {"data_root": Path("/"), "storage": Path("/srv")}, "belongs to the server"),
             ("server", {"data_root": Path("/")}, "has no images"),
             ("server", {"storage": Path("jobs")}, "relative path"),
+            ("server", {"limits": ["minimum_sites=2"]}, "has no images"),
             ("lead@ucl.org", {}, "kit of a person"),
         ],
     )

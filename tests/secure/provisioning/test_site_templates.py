@@ -13,6 +13,7 @@ from nvflare.private.fed.app.fl_conf import create_privacy_manager
 from nvflare.private.fed.utils.site_config import project_site_config
 from nvflare.security.security import FLAuthorizer
 
+from harmofl.flare.site_settings import LimitSettings, read_site_settings
 from tests.secure.provisioning.conftest import KIT_SCRIPT, PROVISIONING, ROOT, read
 
 PROJECT_ADMIN = Person("project_admin@consortium.org", "consortium", "project_admin")
@@ -27,7 +28,11 @@ class TestTemplatesInFlare:
         KIT_SCRIPT.prepare_kit(site, data_root=images)
         manager = create_privacy_manager(Workspace(str(site), "HK"), names_only=False)
         scope = manager.default_scope
-        assert (scope.name, scope.props) == ("harmofl", {"data_root": str(images), "minimum_cases": 5})
+        settings = read_site_settings(scope.props)
+        assert (scope.name, settings.data_root, settings.minimum_cases) == ("harmofl", str(images), 5)
+        # the template lists every limit, each at its default
+        assert scope.props["limits"].keys() == LimitSettings.model_fields.keys()
+        assert settings.limits == LimitSettings()
         assert [type(one).__name__ for one in scope.task_result_filters["out"]] == ["AmplitudeFilter"]
         assert scope.task_result_filters["in"] == scope.task_data_filters["in"] == scope.task_data_filters["out"] == []
 

@@ -29,6 +29,7 @@ from nvflare.lighter.utils import (
 )
 
 from harmofl.app.kit import Check
+from tests.loose_limits import REHEARSAL
 
 PROJECT = "harmofl_test"
 LEAD = "lead@ucl.org"
@@ -98,10 +99,10 @@ def provision(workspace: Path) -> Provisioning:
 
 
 def set_privacy(kit: Path, **properties: Any) -> Path:
-    """Write local/privacy.json as provisioning/site has it, with these properties."""
+    """Write local/privacy.json as provisioning/site has it, with these properties; limits are a rehearsal's."""
     scope = {
         "name": "harmofl",
-        "properties": {"minimum_cases": 5, **properties},
+        "properties": {"minimum_cases": 5, "limits": REHEARSAL, **properties},
         "task_result_filters": [{"path": FILTER, "args": {}}],
         "task_data_filters": [],
     }

@@ -125,7 +125,7 @@ def test_no_privacy_file_is_a_warning(site: Path) -> None:
         ({"workers": None}, "error", "workers is null"),
         ({"workers": True}, "error", "workers is true"),
         ({"compile": "yes"}, "error", 'compile is "yes"; compile in local/privacy.json must be true or false'),
-        ({"minimum_case": 9}, "warning", "did you mean 'minimum_cases'?"),
+        ({"minimum_case": 9}, "error", "did you mean 'minimum_cases'?"),
         ({"amplitude_noise": {"relative_clip": 0.8, "epsilon": 1.0}}, "error", "amplitude_noise.delta"),
         ({"amplitude_noise": {"relative_clip": 0.8, "epsilon": 1.0, "delta": 1.0}}, "error", "amplitude_noise.delta"),
         ({"amplitude_noise": {"relative_clip": 0.0, "epsilon": 1.0, "delta": 1e-5}}, "error", "noise.relative_clip"),

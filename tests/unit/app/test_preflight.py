@@ -174,5 +174,6 @@ def test_data_of_a_site_that_is_not_there(site: Path, job: Path, lines: Lines, t
 
 def test_needs_of_the_job_are_held_against_the_machine(site: Path, job: Path, lines: Lines) -> None:
     # a batch of 10^5 images of 64 x 64 needs far more than any machine of these tests has
-    (line,) = lines(site, job, "training.batch_size=1000000")
+    limit, line = lines(site, job, "training.batch_size=1000000")
+    assert limit.startswith("error: training.batch_size: is 1000000, limits.batch_size is 256")
     assert line.startswith("error: memory: ") and "needed; " in line

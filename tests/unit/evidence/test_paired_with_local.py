@@ -102,7 +102,7 @@ def test_a_score_that_is_not_known_by_patient_has_no_interval(results):
         held.by_patient, held.mean, held.low, held.high, held.patients = [], mean, mean - 0.1, mean + 0.1, 7
     (site,) = compare_with_local(results, local).sites
     assert (site.mean, site.low, site.units) == (pytest.approx(0.2), None, 7)
-    assert (site.why, site.compared) == ("not known by patient", "10 images")
+    assert (site.why, site.compared) == ("not known by patient", "10 cases or images")
 
 
 def test_patches_or_patients_of_others_are_refused(results):

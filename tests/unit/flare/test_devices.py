@@ -24,6 +24,7 @@ from harmofl.flare.participant import Participant
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.wire import ModelMessage, read_error
 from harmofl.tasks import resolve_experiment, untrained_network
+from tests.loose_limits import LOOSE
 
 GIB = 2**30
 
@@ -37,7 +38,7 @@ def experiment(written: dict[str, Any]) -> Experiment:
 def participant(experiment: Experiment, tmp_path: Path) -> Participant:
     """Site HK with three small cases."""
     write_prostate_site(tmp_path / "data/HK", "siemens_1.5t_endorectal", 3, 0, matrix=64, slices=3)
-    site = SiteConfig("HK", False, tmp_path / "data", tmp_path, device="cpu", minimum_cases=1)
+    site = SiteConfig("HK", False, tmp_path / "data", tmp_path, device="cpu", minimum_cases=1, settings=LOOSE)
     return Participant(experiment, site, "run", lambda: False, logging.getLogger("HK"))
 
 

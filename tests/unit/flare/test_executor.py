@@ -15,8 +15,10 @@ from harmofl.core.training import NotFiniteError, TrainingError, TrainingStopped
 from harmofl.data.findings import DataRootError
 from harmofl.experiment import ExperimentError, resolve
 from harmofl.flare.executor import HarmoFLExecutor
-from harmofl.flare.site import NoiseSettings, SiteConfig, SiteError
-from harmofl.flare.wire import MessageError, TaskHeader, read_error
+from harmofl.flare.site import SiteConfig, SiteError
+from harmofl.flare.site_settings import NoiseSettings
+from harmofl.flare.task_header import TaskHeader
+from harmofl.flare.wire import MessageError, read_error
 
 SECRET = "/data/Jane_Doe.nii.gz"
 
@@ -90,7 +92,7 @@ def test_a_site_that_asks_for_noise_and_lists_no_filter_sends_nothing(
     noise = NoiseSettings(relative_clip=0.8, epsilon=1.0, delta=1e-5)
     config = SiteConfig("HK", False, tmp_path, tmp_path, amplitude_noise=noise)
     monkeypatch.setattr("harmofl.flare.executor.site_config", lambda _: config)
-    task = TaskHeader("run", "0" * 16, False, 0).attach(Shareable())
+    task = TaskHeader(run_id="run", experiment_hash="0" * 16, demo=False, round_number=0).attach(Shareable())
     code, line = read_error(HarmoFLExecutor().execute("amplitude", task, fl_ctx, Signal()))
     assert code == "noise_settings" and "do not list harmofl.flare.filters.AmplitudeFilter" in line
 
@@ -101,6 +103,8 @@ def test_a_site_outside_simulation_takes_no_part_in_training_on_pooled_data(
     experiment = resolve(written | {"method": "central"})
     monkeypatch.setattr("harmofl.flare.executor.site_config", lambda _: SiteConfig("HK", False, tmp_path, tmp_path))
     monkeypatch.setattr("harmofl.flare.executor.resolve_job", lambda context, demo: experiment)
-    task = TaskHeader("run", experiment.hash, False, 0, pooled_sites=("BMC", "HK")).attach(Shareable())
+    task = TaskHeader(
+        run_id="run", experiment_hash=experiment.hash, demo=False, round_number=0, pooled_sites=("BMC", "HK")
+    ).attach(Shareable())
     code, line = read_error(HarmoFLExecutor().execute("train", task, fl_ctx, Signal()))
     assert (code, line) == ("pooled_data", "site HK takes no part in training on pooled data")

@@ -10,7 +10,8 @@ from harmofl.core.networks import build_network
 from harmofl.core.server_rules import ServerRule, apply_difference
 from harmofl.core.training import arrays_sha256, load_arrays, state_arrays
 from harmofl.flare.generator import HarmoFLShareableGenerator
-from harmofl.flare.wire import AmplitudeStatistic, TaskHeader, read_header, unpack_model
+from harmofl.flare.task_header import TaskHeader, read_header
+from harmofl.flare.wire import AmplitudeStatistic, unpack_model
 
 PARAMETERS = frozenset({"w", "scale"})
 
@@ -31,7 +32,9 @@ def test_a_train_task_carries_header_weights_and_frozen_amplitude(make_run, make
         run.amplitude = AmplitudeStatistic(np.ones((3, 11), np.float32), 40)
     task = HarmoFLShareableGenerator().learnable_to_shareable(make_model_learnable(weights, {}), context)
     task = wire(task)
-    assert read_header(task) == TaskHeader("0123abcd", run.experiment.hash, False, 4)
+    assert read_header(task) == TaskHeader(
+        run_id="0123abcd", experiment_hash=run.experiment.hash, demo=False, round_number=4
+    )
     received = unpack_model(task)
     assert {name: value.tobytes() for name, value in received.weights.items()} == {
         name: value.tobytes() for name, value in weights.items()

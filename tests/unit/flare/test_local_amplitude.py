@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 from harmofl.core.gaussian_mechanism import ClippingCenter, clipping_center
 from harmofl.experiment import Experiment, set_key
 from harmofl.flare.local_amplitude import LocalAmplitude, build_normalization
-from harmofl.flare.site import NoiseSettings, SiteConfig
+from harmofl.flare.site import SiteConfig
+from harmofl.flare.site_settings import NoiseSettings
 from harmofl.flare.state import SiteState
 from harmofl.tasks import SiteData, resolve_experiment
 

@@ -29,6 +29,7 @@ from harmofl.flare.participant import Participant
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.wire import Arrays, ModelMessage, UpdateMessage
 from harmofl.tasks import resolve_experiment, untrained_network
+from tests.loose_limits import LOOSE
 
 BATCH = 7
 
@@ -59,7 +60,13 @@ def make(root: Path, tmp_path: Path) -> Callable[..., Participant]:
         experiment: Experiment, device: str, stop: Callable[[], bool] = lambda: False, folder: str = "state"
     ) -> Participant:
         site = SiteConfig(
-            "HK", simulated=False, data_root=root, state_root=tmp_path / folder, device=device, minimum_cases=1
+            "HK",
+            simulated=False,
+            data_root=root,
+            state_root=tmp_path / folder,
+            device=device,
+            minimum_cases=1,
+            settings=LOOSE,
         )
         return Participant(experiment, site, "run", stop, logging.getLogger("HK"))
 

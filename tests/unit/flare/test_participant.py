@@ -34,6 +34,7 @@ from harmofl.flare.wire import Arrays, ModelMessage
 from harmofl.tasks import resolve_experiment, untrained_network
 from harmofl.tasks.answers import Evaluation
 from harmofl.tasks.prostate import TASK
+from tests.loose_limits import LOOSE
 
 CASES = 8
 
@@ -56,7 +57,9 @@ def make(root: Path, tmp_path: Path) -> Callable[..., Participant]:
     """A participant of site HK; `site` changes its own settings."""
 
     def participant(experiment: Experiment, stop: bool = False, **site: Any) -> Participant:
-        own = SiteConfig("HK", simulated=False, data_root=root, state_root=tmp_path, device="cpu", minimum_cases=1)
+        own = SiteConfig(
+            "HK", simulated=False, data_root=root, state_root=tmp_path, device="cpu", minimum_cases=1, settings=LOOSE
+        )
         return Participant(experiment, replace(own, **site), "run", lambda: stop, logging.getLogger("HK"))
 
     return participant

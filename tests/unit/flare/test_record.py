@@ -296,3 +296,45 @@ def test_what_a_reader_must_know_is_in_the_results(run, numbers):
         "no test score",
     ]
     assert [line for line in lines if line.startswith("WARNING")] == [f"WARNING: {text}" for text in results.warnings]
+
+
+def summary(mean):
+    return {
+        "mean": mean,
+        "low": None,
+        "high": None,
+        "no_interval": "too_few",
+        "cases": 2,
+        "undefined": 0,
+        "patients": 2,
+    }
+
+
+def test_scores_that_a_site_keeps_or_summarizes_stand_so_in_the_evidence(run, numbers):
+    """A sends means, B nothing of its two test patients and no validation score, C each case: 0.4."""
+    answers = {site: evaluation(site, numbers) for site in run.expected}
+    limits = {"minimum_sites": 3, "case_scores": False, "regions": ["dc", "site_gain"]}
+    means = {"final": {"dice": summary(0.2)}, "best": {"dice": summary(0.8)}}
+    answers["A"] |= {"summaries": means, "test": {}, "limits": limits}
+    few = {"validation": ["dice"], "final": ["dice"], "best": ["dice"]}
+    answers["B"] |= {"not_sent": few, "test": {}, "validation": None}
+    results, lines = written_results(run, answers)
+    assert (results.sites["A"].test["dice"].mean, results.sites["A"].test["dice"].per_case) == (0.8, [])
+    assert (results.sites["A"].test["dice"].n, results.sites["A"].limits) == (2, limits)
+    assert results.sites["B"].test == {} and results.sites["B"].not_sent == few
+    assert results.worst_site.site == "C" and results.sites_without_test == ["B"]
+    assert results.mean_over_sites["dice"] == pytest.approx(0.6)  # (0.8 + 0.4) / 2
+    assert any(line.split() == ["B", "not", "sent:", "too", "few", "patients"] for line in lines)
+    assert "test dice of B not sent: too few patients" in results.warnings
+    assert "validation dice of B not sent: too few patients" in results.warnings
+    page = (run.folder / "report.html").read_text()
+    assert "not sent: too few patients</td>" in page and "Limits in force at each site" in page
+    assert "regions dc and site_gain" in page and "case_scores false" in page
+
+
+def test_no_score_at_all_does_not_fail_the_books(run, numbers):
+    few = {"validation": ["dice"], "final": ["dice"], "best": ["dice"]}
+    answers = {site: evaluation(site, numbers) | {"test": {}, "not_sent": few} for site in run.expected}
+    results, _ = written_results(run, answers)
+    assert results.worst_site is None and results.sites_without_test == ["A", "B", "C"]
+    assert "dice" not in results.mean_over_sites

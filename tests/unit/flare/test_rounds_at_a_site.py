@@ -16,6 +16,7 @@ from harmofl.flare.participant import Participant
 from harmofl.flare.site import SiteConfig
 from harmofl.flare.wire import Arrays, ModelMessage
 from harmofl.tasks import resolve_experiment, untrained_network
+from tests.loose_limits import LOOSE
 
 MIB = 2**20
 
@@ -29,7 +30,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def participant(root: Path, folder: Path, experiment: Experiment) -> Participant:
-    site = SiteConfig("HK", simulated=False, data_root=root, state_root=folder, device="cpu", minimum_cases=1)
+    site = SiteConfig(
+        "HK", simulated=False, data_root=root, state_root=folder, device="cpu", minimum_cases=1, settings=LOOSE
+    )
     return Participant(experiment, site, "run", lambda: False, logging.getLogger("HK"))
 
 

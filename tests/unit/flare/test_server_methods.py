@@ -23,7 +23,8 @@ from harmofl.flare.persistor import save_at_the_end
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 from harmofl.flare.state import Checkpoint
-from harmofl.flare.wire import ModelMessage, read_header
+from harmofl.flare.task_header import read_header
+from harmofl.flare.wire import ModelMessage
 from harmofl.tasks import resolve_experiment
 
 JOBS = Path(__file__).resolve().parents[3] / "jobs"

@@ -8,10 +8,10 @@ from nvflare.fuel.utils import fobs
 from harmofl.core.networks import build_network
 from harmofl.core.spectra import statistic_shape
 from harmofl.core.training import arrays_sha256, state_arrays
+from harmofl.flare.task_header import TaskHeader
 from harmofl.flare.wire import (
     AmplitudeStatistic,
     ModelMessage,
-    TaskHeader,
     UpdateMessage,
     in_exchange_type,
     pack_model,
@@ -31,7 +31,9 @@ def test_a_round_after_the_freeze(network, norm, pixels, numbers):
     for region in ("site_gain", "full"):  # the default, and the largest one
         shape = statistic_shape(region, 3, pixels, pixels, 0.1)
         task = pack_model(ModelMessage(model, AmplitudeStatistic(np.zeros(shape, np.float32), 1000)))
-        down = size_of(TaskHeader("0" * 32, "0" * 16, False, 3, 1).attach(task))
+        down = size_of(
+            TaskHeader(run_id="0" * 32, experiment_hash="0" * 16, demo=False, round_number=3, best_round=1).attach(task)
+        )
         assert weight < down <= 1.03 * weight
     told = numbers | {"received_sha256": arrays_sha256(model)}
     up = size_of(pack_update(UpdateMessage(model, None, told)))

@@ -18,6 +18,7 @@ from harmofl.flare.server_run import ServerRun
 from harmofl.flare.site import SiteConfig
 from harmofl.flare.wire import ModelMessage, UpdateMessage, pack_update, unpack_update
 from harmofl.tasks import load_task, untrained_network
+from tests.loose_limits import LOOSE
 
 Arrays = dict[str, np.ndarray]
 
@@ -36,7 +37,7 @@ class ToyRounds:
     def site(self, name: str) -> Participant:
         """A site as a new process would build it."""
         simulated = self.root is None or self.experiment.federation.pooled_data
-        config = SiteConfig(name, simulated, self.root, self.folder / name, "cpu", minimum_cases=1)
+        config = SiteConfig(name, simulated, self.root, self.folder / name, "cpu", minimum_cases=1, settings=LOOSE)
         pool = {site: self.root for site in self.run.header(0).pooled_sites}
         return Participant(self.experiment, config, "toy", lambda: False, logging.getLogger(name), pool=pool)
 
