@@ -93,7 +93,7 @@ def _held(root: Path) -> dict[str, Kept]:
         kept.folders.append(folder)
         kept.jobs.append(folder.name)
         if run_id is None:
-            kept.note = "its checkpoint cannot be read"
+            kept.note = "its checkpoint cannot be read" if any(folder.glob("*.pt")) else "no round was closed"
         elif next_round:
             kept.rounds.add(next_round - 1)
     return runs
