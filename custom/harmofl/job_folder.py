@@ -122,9 +122,11 @@ def copy_job(folder: Path, target: Path, changed: Mapping[str, Any]) -> None:
             bundle is kept true.
 
     Raises:
-        ExperimentError: something is in the way, the job cannot be copied, or a manifest that no bundle has.
+        ExperimentError: something is in the way, the job cannot be copied or holds a link, or a manifest that no bundle
+            has.
     """
     folder, target = folder.resolve(), target.resolve()
+    refuse_links(folder)
     if target.is_relative_to(folder):
         raise ExperimentError(f"{target}: is where the job itself lies; name another folder")
     if target.exists():
@@ -144,8 +146,30 @@ def copy_job(folder: Path, target: Path, changed: Mapping[str, Any]) -> None:
         raise ExperimentError(f"{target}: the job cannot be copied there ({reason})") from None
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuse a job that brings files from elsewhere on this machine: a copy or a hash would be of what a link names.
+
+    Raises:
+        ExperimentError: something below the folder is a link, or neither file nor folder; one line with its path there.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise ExperimentError(
+                f"{path.relative_to(folder).as_posix()}: is a link, which no job may hold; put the file itself there"
+            )
+        if not path.is_file() and not path.is_dir():
+            raise ExperimentError(
+                f"{path.relative_to(folder).as_posix()}: is neither a file nor a folder; remove it from the job"
+            )
+
+
 def digests(folder: Path) -> dict[str, str]:
-    """What a manifest lists: SHA-256 of every file of a job by its path in it, sorted, but for the manifests."""
+    """What a manifest lists: SHA-256 of every file of a job by its path in it, sorted, but for the manifests.
+
+    Raises:
+        ExperimentError: see `refuse_links`.
+    """
+    refuse_links(folder)
     manifests = set(folder.glob(f"*/config/{MANIFEST}"))
     return {
         path.relative_to(folder).as_posix(): sha256(path)

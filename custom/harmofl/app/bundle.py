@@ -24,6 +24,7 @@ from harmofl.job_folder import (
     experiment_path,
     is_bundle,
     read_json,
+    refuse_links,
     unlisted_files,
     write_json,
 )
@@ -73,6 +74,7 @@ def bundle(
     if output.exists() and not output.is_dir():
         raise JobError(f"-o {output}: is a file; name a folder")
     target = output / job.folder.name
+    refuse_links(job.folder)
     refuse_job(job.folder)
     _refuse_other_files(target)
     with part_folder(target) as made:
