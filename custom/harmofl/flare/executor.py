@@ -17,6 +17,7 @@ import harmofl
 from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
+from harmofl.flare.approval import require_approval_of_running_job
 from harmofl.flare.filters import note_run, require_filter
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.site import SiteError, is_simulated, resolve_job, simulated_data_root, site_config
@@ -81,6 +82,8 @@ class HarmoFLExecutor(Executor):
         header = read_header(shareable)
         note_run(fl_ctx, header.run_id)
         site = site_config(fl_ctx)
+        if site.settings.approval == "required" and not site.simulated:
+            require_approval_of_running_job(fl_ctx)
         if site.amplitude_noise is not None:
             require_filter(fl_ctx)
         if header.demo != site.demo:

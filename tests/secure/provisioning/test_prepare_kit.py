@@ -61,6 +61,8 @@ class TestPrepareKit:
         KIT_SCRIPT.prepare_kit(site, data_root=images)
         expected = {**default, "allow_log_streaming": False}
         expected["class_allow_list"] = [*default["class_allow_list"], "harmofl.flare.executor.HarmoFLExecutor"]
+        deployer = {"id": "app_deployer", "path": "harmofl.flare.deployer.ApprovedJobDeployer", "args": {}}
+        expected["components"] = [*default["components"], deployer]
         assert read(site / "local" / "resources.json") == expected
         assert len(expected["class_allow_list"]) == 89  # FLARE 2.9 lists 88
 
