@@ -183,24 +183,26 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def read_json(path: Path, absent: str) -> Any:
+def read_json(path: Path, absent: str, shown: str | None = None) -> Any:
     """Read a JSON file of a job.
 
     Args:
         path: the file.
         absent: the fix where it cannot be read.
+        shown: how messages call it, where its path must not be told.
 
     Raises:
         ExperimentError: it cannot be read or is not JSON; one line with the place.
     """
+    called = shown or str(path)
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ExperimentError(f"{path}: cannot be read ({error.strerror}); {absent}") from None
+        raise ExperimentError(f"{called}: cannot be read ({error.strerror}); {absent}") from None
     except UnicodeDecodeError:
-        raise ExperimentError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+        raise ExperimentError(f"{called}: is not UTF-8 text; save it as UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ExperimentError(f"{path}: line {error.lineno} column {error.colno}: {error.msg}") from None
+        raise ExperimentError(f"{called}: line {error.lineno} column {error.colno}: {error.msg}") from None
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -112,7 +112,7 @@ def _check_project(job: Job, project: Path) -> None:
     try:
         participants = yaml.safe_load(project.read_text(encoding="utf-8"))["participants"]
         clients = {entry["name"] for entry in participants if entry["type"] == "client"}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())  # PyYAML shows the place on lines of its own
         raise JobError(f"{project}: no project file of FLARE ({type(error).__name__}: {reason})") from None
     missing = [site for site in job.sites if site not in clients]

@@ -12,7 +12,7 @@ from harmofl.app.job import Job, JobError
 from harmofl.app.kit import Kit, read_json
 from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
-from harmofl.flare.approval import settings_of_scope
+from harmofl.flare.approval import REWRITTEN, settings_of_scope
 from harmofl.flare.site import SiteError, minimum_cases, noise_settings
 from harmofl.job_folder import sha256
 from harmofl.methods import PRESETS
@@ -172,7 +172,8 @@ def _scope(kit: Kit, job: Job) -> dict[str, Any]:
 def _file_lines(files: Mapping[str, str]) -> Iterator[str]:
     for name, value in sorted(files.items()):
         if value and not name.startswith("custom/"):
-            yield f"{name}: sha256 {value}"
+            of_content = " of its JSON content, since FLARE writes it anew at submission" if name in REWRITTEN else ""
+            yield f"{name}: sha256 {value}{of_content}"
 
 
 def _leaving_lines(kit: Kit, job: Job, experiment: Experiment | None) -> Iterator[str]:

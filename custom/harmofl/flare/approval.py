@@ -15,7 +15,7 @@ from pydantic import ValidationError
 from harmofl.files import replaced_file
 from harmofl.flare.site import SiteError
 from harmofl.flare.site_settings import SiteSettings, read_site_settings
-from harmofl.job_folder import refuse_links, sha256
+from harmofl.job_folder import read_json, refuse_links, sha256
 from harmofl.sections import ExperimentError, Section, first_problem, one_line, parse_json
 
 DECISIONS = "approvals"  # folder in the kit's local/, where a site's own user may write and FLARE's need not
@@ -51,6 +51,8 @@ WRITTEN_BY_FLARE = frozenset(
     )
 ) | {"byoc"}
 COMPILED = {".pyc", ".pyo"}
+# `nvflare job submit` writes these anew, with other line breaks; FLARE reads them by json.load, and so does their hash
+REWRITTEN = frozenset({"config/config_fed_client.json", "config/config_fed_server.json"})
 
 
 class Decision(Section):
@@ -81,12 +83,15 @@ class Arrival(Section):
 def app_digests(app: Path, *, imported: bool = False) -> dict[str, str]:
     """SHA-256 of every file of an app by its path in it; folders have an empty one and end with a slash.
 
+    Of files in `REWRITTEN` it is that of their JSON content, with sorted keys and without blanks between.
+
     Args:
         app: the app folder, as handed over or as FLARE unpacked it.
         imported: a job runs from it, so that Python may have put compiled code beside its sources.
 
     Raises:
-        ExperimentError: it holds a link, or compiled Python code, which would run in place of a source that is shown.
+        ExperimentError: it holds a link, or compiled Python code, which would run in place of a source that is shown,
+            or FLARE's configuration is no JSON.
     """
     refuse_links(app)
     found: dict[str, str] = {}
@@ -99,8 +104,13 @@ def app_digests(app: Path, *, imported: bool = False) -> dict[str, str]:
         if folder:
             found[f"{name}/"] = ""
         elif path.name not in SIGNATURES:
-            found[name] = sha256(path)
+            found[name] = _content_sha256(path) if name in REWRITTEN else sha256(path)
     return found
+
+
+def _content_sha256(path: Path) -> str:
+    content = read_json(path, "bundle the job again", shown=path.name)
+    return hashlib.sha256(json.dumps(content, sort_keys=True, separators=(",", ":")).encode()).hexdigest()
 
 
 def job_hash(app: Mapping[str, str], meta: Mapping[str, Any]) -> str:
@@ -215,6 +225,8 @@ def settings_of_scope(local: Path, scope: str | None) -> SiteSettings:
         content = parse_json(path.read_text(encoding="utf-8"))
         name = scope or content.get("default_scope")
         found = [held for held in content.get("scopes") or [] if held["name"] == name]
+        if len(found) > 1:
+            raise ValueError(f"local/privacy.json: has two scopes of the name {name}")
         return read_site_settings(found[0].get("properties") or {} if found else {})
     except FileNotFoundError:
         return SiteSettings()

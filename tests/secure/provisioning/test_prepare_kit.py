@@ -127,3 +127,9 @@ class TestPrepareKit:
         assert (again.returncode, again.stdout) == (0, "nothing to change\n")
         wrong = subprocess.run([*script, "--data-root", "images"], capture_output=True, text=True, check=False)
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+    def test_a_file_that_is_nested_too_deeply_is_named(self, kit: Callable[[str], Path], images: Path) -> None:
+        path = kit("HK") / "local" / "resources.json.default"
+        path.write_text("[" * 100_000)
+        with pytest.raises(KIT_SCRIPT.KitError, match="resources.json.default is not JSON"):
+            KIT_SCRIPT.prepare_kit(path.parents[1], data_root=images)

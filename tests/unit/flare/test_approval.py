@@ -116,6 +116,7 @@ def test_what_arrives_has_the_hash_of_what_was_handed_over(app: Path, tmp_path: 
     for folder in (app, app / "config", app / "custom", app / "custom/mine"):  # as `nvflare job submit` signs a job
         (folder / ".__nvfl_sig.json").write_text("signed")
         (folder / ".__nvfl_submitter.crt").write_text("by a lead")
+    (app / "config/config_fed_client.json").write_text('{\n  "executors": [\n  ]\n}\n')  # as it writes this file anew
     with zipfile.ZipFile(io.BytesIO(zip_directory_to_bytes(str(app), ""))) as packed:
         packed.extractall(tmp_path / "arrived")
     assert job_hash(app_digests(tmp_path / "arrived"), META | ADDED) == shown
@@ -125,7 +126,7 @@ CHANGES: dict[str, Callable[[Path], Any]] = {
     "a byte of the settings": lambda app: (app / "config/experiment.json").write_text('{"task": "prostatf"}'),
     "a byte of the code": lambda app: (app / "custom/mine/task.py").write_text("x = 2\n"),
     "a byte of FLARE's configuration": lambda app: (app / "config/config_fed_client.json").write_text(
-        '{"executors":[]}'
+        '{"executors": [1]}'
     ),
     "another file": lambda app: (app / "config/config_fed_client.conf").write_text(""),
     "a hidden file": lambda app: (app / "custom/.hidden").write_text(""),
