@@ -77,6 +77,7 @@ class HarmoFLExecutor(Executor):
         # torch and MONAI are needed from here on; what only registers the executor stays quick to import
         from harmofl.flare.lean_monai import import_lean_monai
         from harmofl.flare.participant import Participant
+        from harmofl.flare.run_owner import refuse_run_of_another
         from harmofl.tasks import is_outside
 
         header = read_header(shareable)
@@ -104,6 +105,8 @@ class HarmoFLExecutor(Executor):
         participant = Participant(
             experiment, site, header.run_id, lambda: abort_signal.triggered, self.logger, pool=pool
         )
+        if not site.simulated:
+            refuse_run_of_another(participant.state, site.name, fl_ctx)
         result = self._dispatch(participant, task_name, header, shareable)
         if not site.simulated:
             scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}

@@ -107,6 +107,11 @@ class Participant:
         return data
 
     @property
+    def state(self) -> SiteState:
+        """What this site remembers of the run."""
+        return self._state
+
+    @property
     def _trains(self) -> bool:
         return not self._pool or self._site.name == min(self._pool)
 

@@ -1,4 +1,4 @@
-"""Who submitted a run, kept with the run in the server's store: only that person, or a project admin, resumes it."""
+"""Who submitted a run, kept with it at server and sites: only that person, or a project admin, resumes it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -9,10 +9,12 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 
 from harmofl.experiment import ExperimentError
-from harmofl.flare.state import StateError, write_text_atomically
+from harmofl.flare.site import SiteError
+from harmofl.flare.state import SiteState, StateError, write_text_atomically
 from harmofl.sections import Section, parse_json
 
 OWNER_FILE = "owner.json"
+_OWNER = "owner"  # in a site's state of a run
 PROJECT_ADMIN = "project_admin"
 
 
@@ -65,6 +67,26 @@ def owner_of_resumed(job: str, folder: Path, fl_ctx: FLContext) -> RunOwner:
             "submitter or a project admin may resume it"
         )
     return owner
+
+
+def refuse_run_of_another(state: SiteState, site: str, fl_ctx: FLContext) -> None:
+    """Keep at a site whose a run is, and let no job of somebody else use what the site remembers of it.
+
+    A job that brings code for the server may put any run id into its tasks. A run that an earlier version began has no
+    owner yet, and gets the one of the job that trains it next.
+
+    Raises:
+        SiteError: code `run_of_another`.
+        StateError: FLARE does not say who submitted the job.
+    """
+    submitter, role = submitter_of(fl_ctx)
+    held = state.load_once(_OWNER)
+    if held is None:
+        state.save_with_round(_OWNER, submitter.model_dump())
+    elif RunOwner.model_validate(held) != submitter and role != PROJECT_ADMIN:
+        raise SiteError(
+            "run_of_another", f"site {site} keeps this run for another submitter, who or a project admin may resume it"
+        )
 
 
 def write_owner(owner: RunOwner, folder: Path) -> None:

@@ -14,10 +14,11 @@ from nvflare.apis.workspace import Workspace
 from harmofl.experiment import ExperimentError
 from harmofl.flare import server_run
 from harmofl.flare.persistor import save_model_file
-from harmofl.flare.run_owner import OWNER_FILE
+from harmofl.flare.run_owner import OWNER_FILE, refuse_run_of_another
 from harmofl.flare.server_run import ServerRun, open_run
 from harmofl.flare.server_store import FINAL_MODEL
-from harmofl.flare.state import StateError
+from harmofl.flare.site import SiteError
+from harmofl.flare.state import SiteState, StateError
 
 FIRST, SECOND, THIRD = (f"{digit * 8}-0000-4000-8000-000000000000" for digit in "abc")
 LEAD = {"submitter_name": "lead@ucl.org", "submitter_org": "ucl", "submitter_role": "lead"}
@@ -116,6 +117,38 @@ def test_an_owner_that_cannot_be_read_lets_nobody_in(opened: Open, runs: Path, t
     (runs / FIRST / OWNER_FILE).write_text(text)
     with pytest.raises(StateError, match=r"owner.json of the run that this job resumes cannot be read"):
         opened(SECOND, OTHER, FIRST)
+
+
+def at_site(folder: Path, submitter: dict[str, str], trains: bool = True) -> None:
+    """A task of this submitter's job comes to a site, which trains a round then."""
+    context = FLContextManager(None, "HK", FIRST, {}, {}).new_context()
+    context.set_prop(FLContextKey.JOB_META, submitter)
+    state = SiteState(folder, "run")
+    refuse_run_of_another(state, "HK", context)
+    if trains:
+        state.save_round(0, {})
+
+
+def test_a_site_keeps_what_it_remembers_for_the_submitter(tmp_path: Path) -> None:
+    at_site(tmp_path, LEAD)
+    before = files_of(tmp_path)
+    for stranger in (OTHER, SAME_NAME):
+        with pytest.raises(SiteError, match="site HK keeps this run for another submitter") as caught:
+            at_site(tmp_path, stranger)
+        assert caught.value.code == "run_of_another" and "@" not in str(caught.value)
+    assert files_of(tmp_path) == before
+    at_site(tmp_path, ADMIN)
+    at_site(tmp_path, LEAD)
+    with pytest.raises(SiteError):
+        at_site(tmp_path, OTHER)
+
+
+def test_a_run_of_a_version_without_owners_gets_one_when_it_trains(tmp_path: Path) -> None:
+    SiteState(tmp_path, "run").save_round(0, {})
+    at_site(tmp_path, OTHER, trains=False)
+    at_site(tmp_path, LEAD)
+    with pytest.raises(SiteError):
+        at_site(tmp_path, OTHER)
 
 
 @pytest.mark.parametrize("meta", [{}, {"submitter_name": "", "submitter_org": ""}, {"submitter_name": 1}])
