@@ -20,6 +20,7 @@ from harmofl.flare.approval import (
 )
 from harmofl.flare.site import SiteError
 from harmofl.job_folder import refuse_links
+from harmofl.sections import one_line
 
 
 def approve(kit: Path, job_folder: Path | None, *, yes: bool, reject: bool) -> int:
@@ -60,7 +61,8 @@ def _decide(kit: Kit, job: Job, *, yes: bool, reject: bool) -> int:
     held = read_decision(_places(kit)[0], digest)
     for line in describe_job(kit, job, app, files):
         sys.stdout.write(f"{line}\n")
-    _say(f"\nhash of this job at {kit.name}: {digest}")
+    _say("")
+    _say(f"hash of this job at {kit.name}: {digest}")
     if held is not None:
         _say(f"{held.decision} by {held.decided_by} at {held.decided_at}")
     if settings_of_scope(kit.folder / "local", job.meta.get("scope")).approval != "required":
@@ -112,4 +114,4 @@ def _list(kit: Kit) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+    sys.stdout.write(f"{one_line(line)}\n")

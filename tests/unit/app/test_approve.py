@@ -221,3 +221,35 @@ def test_preflight_names_a_scope_that_does_not_ask(asks: Path, lines: Lines, kit
         'warning: approval: scope open asks for none, and a job may choose it; write "approval": "required" into its '
         "properties"
     ]
+
+
+def test_of_a_task_of_the_job_s_own_its_code_decides(packed: Packed, shown: Shown) -> None:
+    job = packed(preinstalled=True)
+    path = job / "app/config/experiment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"task": "disks.Disks"}))
+    text = shown(job)
+    assert "\n  task = disks.Disks (no default, the job chooses)\n" in text
+    assert "\n  the task disks.Disks is the job's own, so its code decides; this site's filters let out" in text
+
+
+def test_no_text_of_a_job_reaches_the_terminal_as_it_is(
+    asks: Path, packed: Packed, shown: Shown, tmp_path: Path
+) -> None:
+    job = packed(preinstalled=True)
+    meta = json.loads((job / "meta.json").read_text())
+    (job / "meta.json").write_text(json.dumps(meta | {"name": "a\x1b[2Jb\nc", "x\x1b": "\r"}))
+    arrival = Arrival(job="\x1b[2J", job_id="\n", submitter="a", arrived_at="b")
+    note_arrival(asks / "harmofl", "f" * 64, arrival)
+    for text in (shown(job), shown(None, yes=False)):
+        assert text.replace("\n", "").isprintable()
+        assert "approved: job a?[2Jb c, " in text
+
+
+def test_a_scope_that_stands_twice_lets_nobody_decide(
+    asks: Path, packed: Packed, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = asks / "local" / "privacy.json"
+    content = json.loads(path.read_text())
+    path.write_text(json.dumps(content | {"scopes": content["scopes"] * 2}))
+    assert main(["approve", str(asks), str(packed(preinstalled=True)), "--yes"]) == 2
+    assert "local/privacy.json: has two scopes of the name harmofl" in capsys.readouterr().err
