@@ -47,7 +47,7 @@ STOPPING = 60.0  # seconds for FLARE's own stop, then 15 for what it told to end
 class Rehearsal:
     """One run below `folder`."""
 
-    def __init__(self, folder: Path, job: Job, port: int, limits: Sequence[str]) -> None:
+    def __init__(self, folder: Path, job: Job, port: int, limits: Sequence[str], lead: str | None = None) -> None:
         """Empty the folder and lay out what FLARE needs; `limits` are the sites', where the defaults do not hold."""
         self.folder, self.job, self.port, self.limits = folder, job.folder, port, limits
         self.project = yaml.safe_load((PROVISIONING / "project.yml").read_text(encoding="utf-8"))
@@ -55,7 +55,7 @@ class Rehearsal:
         self.started = False
         _add_sites(self.project, self.sites)
         self.kits = folder / "poc" / self.project["name"] / "prod_00"
-        self.lead = self.kits / next(who["name"] for who in self.project["participants"] if who.get("role") == "lead")
+        self.lead = self.kits / _lead_of(self.project, lead)
         if folder.exists():
             shutil.rmtree(folder)
         (folder / "poc").mkdir(parents=True)
@@ -166,7 +166,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_job(job.folder)
         _check_data(options.data, job)
         port = _usable_port(options.port)
-        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port, _limits(options.limits, job))
+        limits = _limits(options.limits, job)
+        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port, limits, options.lead)
     except (RehearsalError, KitError, JobError, ExperimentError) as error:
         sys.stderr.write(f"poc: {error}\n")
         return 2
@@ -222,6 +223,7 @@ def _parser() -> argparse.ArgumentParser:
     data = parser.add_mutually_exclusive_group(required=True)
     data.add_argument("--demo", action="store_true", help="synthetic data at the settings of the job's demo")
     data.add_argument("--data", type=Path, metavar="ROOT", help="folder of the sites' folders, at the job's settings")
+    parser.add_argument("--lead", metavar="NAME", help="who submits, where project.yml has several leads")
     parser.add_argument("--port", type=int, metavar="N", help="of the server (default: a free one)")
     parser.add_argument(
         "--workspace",
@@ -247,6 +249,17 @@ def _parser() -> argparse.ArgumentParser:
         help="change a setting of experiment.json; may be repeated",
     )
     return parser
+
+
+def _lead_of(project: dict[str, Any], asked: str | None) -> str:
+    """The lead who submits: the only one of the project, or the one that was named."""
+    leads = [str(who["name"]) for who in project["participants"] if who.get("role") == "lead"]
+    if asked is None and len(leads) == 1:
+        return leads[0]
+    if asked in leads:
+        return asked
+    known = f"its leads are {', '.join(leads)}; name one with --lead" if leads else "it has no lead; add one"
+    raise RehearsalError(f"provisioning/project.yml: {'several could submit' if asked is None else asked}: {known}")
 
 
 def _usable_port(asked: int | None) -> int:

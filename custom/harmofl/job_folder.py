@@ -122,9 +122,11 @@ def copy_job(folder: Path, target: Path, changed: Mapping[str, Any]) -> None:
             bundle is kept true.
 
     Raises:
-        ExperimentError: something is in the way, the job cannot be copied, or a manifest that no bundle has.
+        ExperimentError: something is in the way, the job cannot be copied or holds a link, or a manifest that no bundle
+            has.
     """
     folder, target = folder.resolve(), target.resolve()
+    refuse_links(folder)
     if target.is_relative_to(folder):
         raise ExperimentError(f"{target}: is where the job itself lies; name another folder")
     if target.exists():
@@ -144,8 +146,30 @@ def copy_job(folder: Path, target: Path, changed: Mapping[str, Any]) -> None:
         raise ExperimentError(f"{target}: the job cannot be copied there ({reason})") from None
 
 
+def refuse_links(folder: Path) -> None:
+    """Refuse a job that brings files from elsewhere on this machine: a copy or a hash would be of what a link names.
+
+    Raises:
+        ExperimentError: something below the folder is a link, or neither file nor folder; one line with its path there.
+    """
+    for path in sorted(folder.rglob("*")):
+        if path.is_symlink():
+            raise ExperimentError(
+                f"{path.relative_to(folder).as_posix()}: is a link, which no job may hold; put the file itself there"
+            )
+        if not path.is_file() and not path.is_dir():
+            raise ExperimentError(
+                f"{path.relative_to(folder).as_posix()}: is neither a file nor a folder; remove it from the job"
+            )
+
+
 def digests(folder: Path) -> dict[str, str]:
-    """What a manifest lists: SHA-256 of every file of a job by its path in it, sorted, but for the manifests."""
+    """What a manifest lists: SHA-256 of every file of a job by its path in it, sorted, but for the manifests.
+
+    Raises:
+        ExperimentError: see `refuse_links`.
+    """
+    refuse_links(folder)
     manifests = set(folder.glob(f"*/config/{MANIFEST}"))
     return {
         path.relative_to(folder).as_posix(): sha256(path)
@@ -159,24 +183,26 @@ def sha256(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
-def read_json(path: Path, absent: str) -> Any:
+def read_json(path: Path, absent: str, shown: str | None = None) -> Any:
     """Read a JSON file of a job.
 
     Args:
         path: the file.
         absent: the fix where it cannot be read.
+        shown: how messages call it, where its path must not be told.
 
     Raises:
         ExperimentError: it cannot be read or is not JSON; one line with the place.
     """
+    called = shown or str(path)
     try:
         return parse_json(path.read_text(encoding="utf-8"))
     except OSError as error:
-        raise ExperimentError(f"{path}: cannot be read ({error.strerror}); {absent}") from None
+        raise ExperimentError(f"{called}: cannot be read ({error.strerror}); {absent}") from None
     except UnicodeDecodeError:
-        raise ExperimentError(f"{path}: is not UTF-8 text; save it as UTF-8") from None
+        raise ExperimentError(f"{called}: is not UTF-8 text; save it as UTF-8") from None
     except json.JSONDecodeError as error:
-        raise ExperimentError(f"{path}: line {error.lineno} column {error.colno}: {error.msg}") from None
+        raise ExperimentError(f"{called}: line {error.lineno} column {error.colno}: {error.msg}") from None
 
 
 def write_json(path: Path, content: Any) -> None:

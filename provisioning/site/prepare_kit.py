@@ -219,7 +219,7 @@ def _read(path: Path) -> Settings:
         settings = json.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise KitError(f"{path} cannot be read: {error.strerror}") from None
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:  # the latter where it is nested too deeply
         raise KitError(f"{path} is not JSON: {error}") from None
     if not isinstance(settings, dict):
         raise KitError(f"{path} holds no JSON object")
@@ -230,7 +230,7 @@ def _says(path: Path, text: str) -> bool:
     """True where the file says the same, whatever its layout."""
     try:
         return bool(json.loads(path.read_text(encoding="utf-8")) == json.loads(text))
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):
         return False
 
 

@@ -116,11 +116,11 @@ class Lead:
         )
         return str(json.loads(finished.stdout[finished.stdout.index("{") :])["data"]["job_id"])
 
-    def watch(self, job_id: str) -> Outcome:
+    def watch(self, job_id: str, user: str = LEAD) -> Outcome:
         """Follow a job to its end and download it."""
         results = self.consortium.folder / "results"
         finished = self.consortium.harmofl(
-            "watch", str(self.consortium.kit(LEAD)), job_id, "-o", str(results), check=False
+            "watch", str(self.consortium.kit(user)), job_id, "-o", str(results), check=False
         )
         lines = [line.removeprefix("harmofl watch: ") for line in finished.stdout.splitlines()]
         return Outcome(job_id, finished.returncode, lines, results / job_id)

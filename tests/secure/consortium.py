@@ -18,6 +18,7 @@ import yaml
 ROOT = Path(__file__).resolve().parents[2]
 PROVISIONING = ROOT / "provisioning"
 SERVER, LEAD, MEMBER, PROJECT_ADMIN = "server", "lead@ucl.org", "member@hk.org", "project_admin@consortium.org"
+OTHER_LEAD = "lead@hk.org"  # of the drills alone
 
 
 def free_port() -> int:
@@ -52,7 +53,7 @@ class Consortium:
         for entry in kept:
             if entry["type"] == "server":
                 entry.update(fed_learn_port=self.port, admin_port=self.port)
-        project["participants"] = kept
+        project["participants"] = [*kept, {"name": OTHER_LEAD, "type": "admin", "org": "hk", "role": "lead"}]
         (folder / "project.yml").write_text(yaml.safe_dump(project, sort_keys=False))
         self.run(
             "nvflare.cli",

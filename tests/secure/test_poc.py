@@ -18,6 +18,7 @@ from tests.secure.consortium import ROOT, wait_for
 sys.path.insert(0, str(ROOT / "poc"))
 
 from commands import Commands, RehearsalError, processes_of  # noqa: E402
+from run import _lead_of as lead_of  # noqa: E402
 
 SITES = ["BIDMC", "HK"]
 
@@ -198,3 +199,17 @@ def refused(folder: Path, part: str, *arguments: str) -> None:
     code, output = finish(folder, *arguments)
     assert code == 2 and part in output and output.count("\n") == 1, output
     assert not (folder / "poc_workspace").exists()
+
+
+def test_one_of_several_leads_is_named() -> None:
+    two = {"participants": [{"name": name, "role": "lead"} for name in ("a@a.org", "b@b.org")] + [{"name": "server"}]}
+    with pytest.raises(
+        RehearsalError, match=r"several could submit: its leads are a@a.org, b@b.org; name one with --le"
+    ):
+        lead_of(two, None)
+    with pytest.raises(RehearsalError, match=r"c@c.org: its leads are a@a.org, b@b.org"):
+        lead_of(two, "c@c.org")
+    with pytest.raises(RehearsalError, match="it has no lead; add one"):
+        lead_of({"participants": [{"name": "server"}]}, None)
+    assert lead_of(two, "b@b.org") == "b@b.org"
+    assert lead_of({"participants": two["participants"][1:]}, None) == "b@b.org"

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import os
 import shutil
 from pathlib import Path
 from typing import Any
@@ -157,13 +158,39 @@ def test_a_copy_replaces_nothing(job: Path, tmp_path: Path) -> None:
         copy_job(job, tmp_path / "copy", {})
 
 
-def test_a_copy_that_fails_late_leaves_nothing(job: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("place", ["app/custom/data.py", "app/config", "other"])
+def test_a_link_in_a_job_is_neither_copied_nor_hashed(job: Path, tmp_path: Path, place: str) -> None:
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "experiment.json").write_text("{}")
+    if (job / place).is_dir():
+        shutil.rmtree(job / place)
+    (job / place).symlink_to(secret / "experiment.json" if place.endswith(".py") else secret)
+    for use in (lambda: copy_job(job, tmp_path / "out/copy", {}), lambda: digests(job)):
+        with pytest.raises(ExperimentError) as caught:
+            use()
+        assert str(caught.value) == f"{place}: is a link, which no job may hold; put the file itself there"
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_pipe_in_a_job_is_not_waited_for(job: Path) -> None:
+    os.mkfifo(job / "app/custom/pipe")
+    with pytest.raises(ExperimentError, match="app/custom/pipe: is neither a file nor a folder"):
+        digests(job)
+
+
+def test_a_copy_that_fails_late_leaves_nothing(job: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "out").mkdir()
-    (job / "app/custom/absent.py").symlink_to(tmp_path / "nowhere")
-    with pytest.raises(ExperimentError, match=r"out/copy: the job cannot be copied there \(.*No such file") as caught:
-        copy_job(job, tmp_path / "out/copy", {EXPERIMENT: {}})
+
+    def fail(source: Path, target: Path, **_: Any) -> None:
+        (Path(target) / "app").mkdir()
+        raise shutil.Error([(source, target, "[Errno 2] No such file or directory")])
+
+    with monkeypatch.context() as changed:
+        changed.setattr(shutil, "copytree", fail)
+        with pytest.raises(ExperimentError, match=r"out/copy: the job cannot be copied there \(.*No such fi") as caught:
+            copy_job(job, tmp_path / "out/copy", {EXPERIMENT: {}})
     assert "\n" not in str(caught.value) and not files_of(tmp_path / "out")
-    (job / "app/custom/absent.py").unlink()
     with pytest.raises(ExperimentError, match=r"the job cannot be copied there \(No such file or directory\)"):
         copy_job(job, tmp_path / "out/copy", {"absent/config/experiment.json": {}})
     assert not files_of(tmp_path / "out")

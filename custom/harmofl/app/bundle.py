@@ -25,6 +25,7 @@ from harmofl.job_folder import (
     experiment_path,
     is_bundle,
     read_json,
+    refuse_links,
     unlisted_files,
     write_json,
 )
@@ -75,6 +76,7 @@ def bundle(
     if output.exists() and not output.is_dir():
         raise JobError(f"-o {output}: is a file; name a folder")
     target = output / job.folder.name
+    refuse_links(job.folder)
     refuse_job(job.folder)
     _refuse_other_files(target)
     with part_folder(target) as made:
@@ -114,7 +116,7 @@ def _check_project(job: Job, project: Path) -> None:
     try:
         participants = yaml.safe_load(project.read_text(encoding="utf-8"))["participants"]
         clients = {entry["name"] for entry in participants if entry["type"] == "client"}
-    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError) as error:
+    except (OSError, UnicodeDecodeError, yaml.YAMLError, KeyError, TypeError, RecursionError) as error:
         reason = " ".join(str(error).split())  # PyYAML shows the place on lines of its own
         raise JobError(f"{project}: no project file of FLARE ({type(error).__name__}: {reason})") from None
     missing = [site for site in job.sites if site not in clients]

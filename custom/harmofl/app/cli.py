@@ -107,12 +107,19 @@ def _purge(options: argparse.Namespace) -> int:
     return purge(options.kit, options.run, everything=options.everything, cache=options.cache)
 
 
+def _approve(options: argparse.Namespace) -> int:
+    from harmofl.app.approve import approve
+
+    return approve(options.kit, options.job, yes=options.yes, reject=options.reject)
+
+
 COMMANDS = {
     "check": _check,
     "simulate": _simulate,
     "demo-data": _demo_data,
     "bundle": _bundle,
     "preflight": _preflight,
+    "approve": _approve,
     "watch": _watch,
     "resume": _resume,
     "purge": _purge,
@@ -133,6 +140,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_bundle(commands)
     _add_demo_data(commands)
     _add_preflight(commands)
+    _add_approve(commands)
     _add_watch(commands)
     _add_resume(commands)
     _add_purge(commands)
@@ -232,6 +240,21 @@ def _add_preflight(commands: "argparse._SubParsersAction[argparse.ArgumentParser
     )
     preflight.add_argument("--job", type=Path, metavar="JOB", help="job or bundle that is going to run")
     _add_set(preflight)
+
+
+def _add_approve(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    approve = commands.add_parser(
+        "approve",
+        help="decide at a site about a job that was handed over",
+        description="Show what a job would do at a site: settings, code, classes, filters, what would leave. Then keep "
+        'the decision: a site with "approval": "required" runs no other job. Without JOB list what was decided and '
+        "what waits. Exit code 0, 1 where nothing was decided, 2 for a mistake in the command or the job.",
+    )
+    approve.add_argument("kit", type=Path, metavar="KIT", help="startup kit of the site")
+    approve.add_argument("job", type=Path, nargs="?", metavar="JOB", help="job or bundle, as the lead handed it over")
+    decision = approve.add_mutually_exclusive_group()
+    decision.add_argument("--yes", action="store_true", help="approve without a question")
+    decision.add_argument("--reject", action="store_true", help="reject the job, also one that was approved before")
 
 
 def _add_watch(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

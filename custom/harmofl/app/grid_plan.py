@@ -15,6 +15,7 @@ from harmofl.app.job import Job, JobError
 from harmofl.evidence.comparison import CellKey, Use, distinct, value_text
 from harmofl.experiment import Experiment, parse_assignment
 from harmofl.methods import method_overrides
+from harmofl.sections import parse_json
 
 FEDBN = "fedbn"
 
@@ -138,7 +139,7 @@ def read_sweep(text: str) -> Sweep:
     """
     key, _, values = text.partition("=")
     try:
-        parts = json.loads(f"[{values}]")
+        parts = parse_json(f"[{values}]")
     except json.JSONDecodeError:  # names such as off,dc; each value is JSON where it parses as JSON
         parts = [parse_assignment(f"value={value}")[1] for value in values.split(",") if value]
     parts = distinct(parts)

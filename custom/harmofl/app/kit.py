@@ -144,6 +144,9 @@ def open_kit(folder: Path) -> Kit:
             f"{folder}: is not a startup kit (it has no startup/fed_client.json, fed_server.json or fed_admin.json); "
             "name the folder that the operator handed over"
         )
+    if len(found) > 1:
+        files = ", ".join(f"startup/fed_{kind}.json" for kind in found)
+        raise KitError(f"{folder}: holds the startup files of several kits ({files}); copy the kit as handed over")
     path = folder / "startup" / f"fed_{found[0]}.json"
     try:
         return kinds[found[0]](folder, read_json(path))

@@ -12,6 +12,7 @@ from rich.console import Console
 
 import harmofl
 from harmofl.app import connection, machine, storage
+from harmofl.app.approval_checks import check_approval
 from harmofl.app.bundle import PACKAGE, components
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
 from harmofl.app.job import Job, JobError, read_job
@@ -20,9 +21,9 @@ from harmofl.app.limit_checks import check_default_limits, check_limits, check_p
 from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
-from harmofl.experiment import Experiment
+from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_setting
-from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
+from harmofl.job_folder import MANIFEST, META, SERVER, digests, refuse_links, sha256
 
 Look = Callable[[], Iterable[Check]]
 SHOWN = 20  # findings of a site, errors first; `harmofl check` lists all
@@ -83,6 +84,7 @@ def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | N
         yield "data", lambda: checks
         yield "policy", lambda: check_policy(kit)
         yield "limits", lambda: check_limits(kit, job, experiment)
+        yield "approval", lambda: check_approval(kit, job)
     demand = _demand(kit, job, experiment, held) if job and experiment else None
     if kit.kind == "client":
         yield "GPU", lambda: machine.check_gpu(kit, demand)
@@ -215,6 +217,11 @@ def _demand(kit: Kit, job: Job, experiment: Experiment, images: int) -> Demand:
 
 def _job(kit: Kit, job: Job) -> Iterator[Check]:
     """Hold the job against this kit: its sites, the submitter's and the site's rights, the code it was made with."""
+    try:
+        refuse_links(job.folder)
+    except ExperimentError as error:  # what it leads to is not looked at
+        yield Check("error", job.folder.name, str(error))
+        return
     for refuse in (lambda: refuse_job_name(job.folder.name), lambda: refuse_job(job.folder)):
         try:
             refuse()

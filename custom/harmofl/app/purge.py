@@ -93,7 +93,7 @@ def _held(root: Path) -> dict[str, Kept]:
         kept.folders.append(folder)
         kept.jobs.append(folder.name)
         if run_id is None:
-            kept.note = "its checkpoint cannot be read"
+            kept.note = "its checkpoint cannot be read" if any(folder.glob("*.pt")) else "no round was closed"
         elif next_round:
             kept.rounds.add(next_round - 1)
     return runs
@@ -138,12 +138,22 @@ def _named(run: str, held: dict[str, Kept], root: Path) -> dict[str, Kept]:
     """The run of this id; a later job that went on with a run is known to the server only."""
     if not RUN.fullmatch(run):
         raise JobError(f"{run!r} is no run: a job id or run id is made of letters, digits and dashes")
-    wanted = run.replace("-", "").lower()
-    for name, kept in held.items():
-        if wanted in {name.lower(), *(job.replace("-", "").lower() for job in kept.jobs)}:
-            return {name: kept}
+    wanted = _plain(run)
+    found = [name for name, kept in held.items() if wanted in {_plain(name), *map(_plain, kept.jobs)}]
+    exact = [name for name in found if run in (name, *held[name].jobs)]
+    if len(exact or found) > 1:
+        raise JobError(
+            f"{run}: is more than one run in {root}: {', '.join(exact or found)}; name one as it stands here"
+        )
+    if found:
+        name = (exact or found)[0]
+        return {name: held[name]}
     known = f"there are {', '.join(held)}" if held else "nothing is kept there"
     raise JobError(f"no run {run} in {root}; {known}; a job that went on from another one keeps the run id of that one")
+
+
+def _plain(run: str) -> str:
+    return run.replace("-", "").lower()
 
 
 def _refuse_data(kit: Kit, folders: Iterable[Path]) -> None:

@@ -79,12 +79,14 @@ def find_run(run: Path) -> Path:
     """The folder with results.json of what a person calls a run.
 
     Raises:
-        JobError: there is none; says why where the run left a reason.
+        JobError: there is none, and why where the run left a reason; or there are several.
     """
     places = (run, run_folder(run), server_run_folder(run), run / "app_server", run / RUN)
-    for place in places:
-        if (place / RESULTS_FILE).is_file():
-            return place
+    found = [place for place in places if (place / RESULTS_FILE).is_file()]
+    if len(found) > 1:
+        raise JobError(f"{run}: holds several runs: {', '.join(map(str, found))}; name one")
+    if found:
+        return found[0]
     reason = next((reason for place in places if (reason := failure_of(place))), None)
     if reason:
         raise JobError(f"{run}: the run failed before it had results: {reason}")

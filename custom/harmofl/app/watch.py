@@ -103,6 +103,7 @@ def _follow(session: Session, job_id: str) -> Mapping[str, Any]:
             continue
         status = str(meta.get("status"))
         lines = progress_lines(_ask(session, job_id)) if status == "RUNNING" else []
+        lines = [f"runs without {answer}" for answer in _refusals(meta) if status == "RUNNING"] + lines
         for line in [f"job {job_id} is {status}".lower(), *lines]:
             if _key(line) not in shown and not status.startswith("FINISHED"):
                 shown.add(_key(line))
@@ -177,8 +178,12 @@ def _reason(meta: Mapping[str, Any], result: Path | None) -> str:
     said = next((path.read_text(encoding="utf-8").strip() for path in told if path.is_file()), "")
     if said:
         return said if told[0].is_file() else f"{said}; {WHERE_TO_LOOK}"
-    answers = [str(answer) for answer in meta.get("job_deploy_detail") or []]
-    refused = [answer for answer in answers if not answer.endswith(": OK")]
-    if refused:
+    if refused := _refusals(meta):
         return "; ".join(refused)
     return f"a process of the job ended before it could say why; {WHERE_TO_LOOK}"
+
+
+def _refusals(meta: Mapping[str, Any]) -> list[str]:
+    """What sites answered that did not take the job in, such as `HK: NVFLARE_ERROR: approval_pending: ...`."""
+    answers = [str(answer) for answer in meta.get("job_deploy_detail") or []]
+    return [answer for answer in answers if not answer.endswith(": OK")]

@@ -18,6 +18,7 @@ import harmofl
 from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
+from harmofl.flare.approval import require_approval_of_running_job
 from harmofl.flare.filters import note_run, require_filter
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.received_amplitude import refuse_amplitude_task, refuse_other_amplitude
@@ -70,6 +71,7 @@ class HarmoFLExecutor(Executor):
         from harmofl.core.training import TrainingStoppedError
         from harmofl.flare.lean_monai import import_lean_monai
         from harmofl.flare.participant import Participant
+        from harmofl.flare.run_owner import refuse_run_of_another
         from harmofl.flare.run_ownership import refuse_other_run
         from harmofl.flare.state import SiteState
         from harmofl.tasks import is_outside
@@ -77,6 +79,8 @@ class HarmoFLExecutor(Executor):
         header = read_header(shareable)
         note_run(fl_ctx, header.run_id)
         site = site_config(fl_ctx)
+        if site.settings.approval == "required" and not site.simulated:
+            require_approval_of_running_job(fl_ctx)
         if site.amplitude_noise is not None:
             require_filter(fl_ctx)
         experiment = self._experiment(header, site, fl_ctx)
@@ -85,6 +89,7 @@ class HarmoFLExecutor(Executor):
         if not site.simulated:
             state = SiteState(site.state_root / "state", header.run_id)
             refuse_other_run(state, str(fl_ctx.get_job_id()), experiment)
+            refuse_run_of_another(state, site.name, fl_ctx)
         if not is_outside(experiment.task):  # that of somebody else may use any part of MONAI
             import_lean_monai()
         self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")

@@ -84,7 +84,7 @@ class LocalAmplitude:
 
     def _kept(self, local: RunningAmplitude) -> AmplitudeStatistic:
         own, blank = local.mean.cpu(), local.blank
-        self._state.save_once(_KEPT, {"own": own, "images": local.images, "blank": blank})
+        self._state.save_with_round(_KEPT, {"own": own, "images": local.images, "blank": blank})
         if blank:
             self._logger.warning(f"{blank} training images have no contrast in a channel, which is in no amplitude")
         return AmplitudeStatistic(own.numpy(), local.images, patients=patients_behind(local, self._data))

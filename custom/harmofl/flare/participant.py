@@ -113,6 +113,11 @@ class Participant:
         return data
 
     @property
+    def state(self) -> SiteState:
+        """What this site remembers of the run."""
+        return self._state
+
+    @property
     def _trains(self) -> bool:
         return not self._pool or self._site.name == min(self._pool)
 
@@ -131,7 +136,7 @@ class Participant:
         """Log what was found once a run, not in every task."""
         if self._state.load_once("findings") is None:
             log_findings(self._site.name, data.findings)
-            self._state.save_once("findings", {"count": len(data.findings)})
+            self._state.save_with_round("findings", {"count": len(data.findings)})
 
     def _log_late_findings(self) -> None:
         """Log what came up while training or scoring decoded files."""
@@ -180,7 +185,6 @@ class Participant:
         if self._experiment.federation.local_layers != "all":
             refuse_few_patients(self._site, self.data.patient_count)
         make_deterministic(self.device)
-        self._local.keep_best(best_round)
         network = self._placed(self._local.before_round(received.weights, round_number))
         normalization = self._normalization(received.amplitude)
         validation = self._evaluate(network, normalization, "validation", "received")
@@ -198,6 +202,8 @@ class Participant:
         self._log_late_findings()
         difference = self._local.change(before, network)
         statistic = None if received.amplitude is not None else self._amplitude.of_first_round(normalization)
+        # not before: a job that fails until it has trained leaves the state as it was
+        self._local.keep_best(best_round)
         kept = self._local.remembered(network)
         self._state.save_round(round_number, {"optimizer": optimizer.state_dict(), **kept})
         numbers |= {

@@ -29,7 +29,7 @@ def refuse_other_run(state: SiteState, job_id: str, experiment: Experiment) -> N
             "federation.resume_from"
         )
     if held is None:
-        state.save_once(_BEGUN, {"experiment": experiment.hash})
+        state.save_with_round(_BEGUN, {"experiment": experiment.hash})
     elif held["experiment"] != experiment.hash:
         raise MessageError(
             f"the run was begun with experiment {held['experiment']}, this job has {experiment.hash}; submit it as a "

@@ -20,6 +20,7 @@ from harmofl.core.training import state_arrays
 from harmofl.data.findings import SharedFolderError, count_text
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError
+from harmofl.flare.run_owner import owner_of_resumed, submitter_of, write_owner
 from harmofl.flare.server_store import BEST_MODEL, checkpoint_path, lock_run, store_of
 from harmofl.flare.site import (
     is_simulated,
@@ -259,6 +260,9 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
         run.run_id = str(fl_ctx.get_job_id()).replace("-", "")  # so that a site finds the state of a job by its id
     resumed = experiment.federation.resume_from
     path = checkpoint_path(resumed, run.store) if resumed else None
+    if run.store is not None:
+        owner = owner_of_resumed(str(resumed), path.parent, fl_ctx) if path is not None else submitter_of(fl_ctx)[0]
+        write_owner(owner, run.store)
     if path is not None:
         run.run_id = Checkpoint.load(path).run_id
     if run.store is not None:

@@ -18,7 +18,7 @@ def changed_split(state: SiteState, data: SiteData) -> Finding | None:
     digest = hashlib.sha256("\x1f".join([*patients, str(sorted(data.cases.items()))]).encode()).hexdigest()
     held = state.load_once("split")
     if held is None:
-        state.save_once("split", {"digest": digest})
+        state.save_with_round("split", {"digest": digest})
     if held is None or held["digest"] == digest:
         return None
     message = (

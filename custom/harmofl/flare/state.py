@@ -101,7 +101,8 @@ class SiteState:
     """A site's memory of one run: two generations by round, and what was estimated once before training.
 
     Executors may be a new process for every task, so nothing lives in memory. Two generations let a site that is one
-    round ahead of a resumed server step back.
+    round ahead of a resumed server step back. Where rounds have been trained, only a round that is trained next
+    changes a file: a job that resumes the run and fails before that leaves everything as it was.
     """
 
     def __init__(self, folder: Path, run_id: str) -> None:
@@ -110,7 +111,7 @@ class SiteState:
             raise StateError("the run id of the task is not made of letters and digits")
         self.run_id = run_id
         self._folder = folder / run_id
-        remove_leftovers(self._folder)
+        self._waiting: dict[str, dict[str, Any]] = {}
 
     @property
     def holds_anything(self) -> bool:
@@ -119,6 +120,9 @@ class SiteState:
 
     def save_round(self, round_number: int, content: dict[str, Any]) -> None:
         """Keep what follows from having finished `round_number`, and forget all but two generations."""
+        remove_leftovers(self._folder)
+        for name in tuple(self._waiting):
+            save_atomically(self._waiting.pop(name), self._folder / f"{name}.pt")
         save_atomically(content, self._round_file(round_number))
         held = sorted(self._folder.glob("round_*.pt"))
         newer = [path for path in held if path > self._round_file(round_number)]
@@ -153,11 +157,23 @@ class SiteState:
         return _load(path) if path.is_file() else None
 
     def save_once(self, name: str, content: dict[str, Any]) -> None:
-        """Keep something that holds for the whole run, such as the site's own amplitude."""
+        """Keep something that holds for the whole run, at once: for what must be kept before something leaves."""
         save_atomically(content, self._folder / f"{name}.pt")
 
+    def save_with_round(self, name: str, content: dict[str, Any]) -> None:
+        """Keep something that holds for the whole run, such as the site's own amplitude.
+
+        It is written at once where no round has been trained yet, else together with the next round.
+        """
+        if any(self._folder.glob("round_*.pt")):
+            self._waiting[name] = content
+        else:
+            self.save_once(name, content)
+
     def load_once(self, name: str) -> dict[str, Any] | None:
-        """What `save_once` kept, or None."""
+        """What `save_once` or `save_with_round` kept, or None."""
+        if name in self._waiting:
+            return self._waiting[name]
         path = self._folder / f"{name}.pt"
         return _load(path) if path.is_file() else None
 

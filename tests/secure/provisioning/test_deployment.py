@@ -50,7 +50,8 @@ class TestDeployment:
         site = _deploy(project / "prod_00" / "HK", runtime, tmp_path / "site")
         KIT_SCRIPT.prepare_kit(site, data_root=Path("/data/default/images"), in_container=True)
         resources = read(site / "local" / "resources.json")
-        assert resources["components"] == read(site / "local" / "resources.json.default")["components"]
+        assert resources["components"][:-1] == read(site / "local" / "resources.json.default")["components"]
+        assert resources["components"][-1]["id"] == "app_deployer"
         assert resources["class_allow_list"][-1] == "harmofl.flare.executor.HarmoFLExecutor"
         server = _deploy(project / "prod_00" / "server", runtime, tmp_path / "server")
         KIT_SCRIPT.prepare_kit(server)

@@ -62,6 +62,8 @@ class TestPrepareKit:
         KIT_SCRIPT.prepare_kit(site, data_root=images)
         expected = {**default, "allow_log_streaming": False}
         expected["class_allow_list"] = [*default["class_allow_list"], "harmofl.flare.executor.HarmoFLExecutor"]
+        deployer = {"id": "app_deployer", "path": "harmofl.flare.deployer.ApprovedJobDeployer", "args": {}}
+        expected["components"] = [*default["components"], deployer]
         assert read(site / "local" / "resources.json") == expected
         assert len(expected["class_allow_list"]) == 89  # FLARE 2.9 lists 88
 
@@ -145,3 +147,9 @@ class TestPrepareKit:
         assert (again.returncode, again.stdout) == (0, "nothing to change\n")
         wrong = subprocess.run([*script, "--data-root", "images"], capture_output=True, text=True, check=False)
         assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+
+    def test_a_file_that_is_nested_too_deeply_is_named(self, kit: Callable[[str], Path], images: Path) -> None:
+        path = kit("HK") / "local" / "resources.json.default"
+        path.write_text("[" * 100_000)
+        with pytest.raises(KIT_SCRIPT.KitError, match="resources.json.default is not JSON"):
+            KIT_SCRIPT.prepare_kit(path.parents[1], data_root=images)

@@ -172,3 +172,25 @@ def test_the_job_itself_is_not_written_to(job: Path, tmp_path: Path) -> None:
     before = files_of(job)
     bundled(job, tmp_path / "dist")
     assert files_of(job) == before
+
+
+@pytest.mark.parametrize("command", ["bundle", "resume"])
+def test_a_link_brings_nothing_from_elsewhere(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], command: str
+) -> None:
+    (tmp_path / "key.pem").write_text("PRIVATE")
+    (job / "app/custom/key.pem").symlink_to(tmp_path / "key.pem")
+    more = ["0f605ead-0000"] if command == "resume" else []
+    assert main([command, str(job), *more, "-o", str(tmp_path / "dist")]) == 2
+    assert capsys.readouterr().err == (
+        f"harmofl {command}: app/custom/key.pem: is a link, which no job may hold; put the file itself there\n"
+    )
+    assert not (tmp_path / "dist").exists()
+
+
+def test_a_project_file_that_is_nested_too_deeply_is_refused(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "project.yml").write_text("[" * 5000)
+    said = refused(job, tmp_path / "dist", capsys, "--project", str(tmp_path / "project.yml"))
+    assert "project.yml: no project file of FLARE (RecursionError" in said

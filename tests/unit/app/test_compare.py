@@ -169,7 +169,8 @@ def test_a_mistake_in_any_cell_is_found_before_one_runs(tmp_path: Path, changed:
 
 @pytest.mark.parametrize(
     "text",
-    ["alpha", "=0,1", "perturbation.alpha=0", "perturbation.alpha=", "seed=0,1", "a.b=1,1.0", "a.b=[1,2],[1,2]"],
+    ["alpha", "=0,1", "perturbation.alpha=0", "perturbation.alpha=", "seed=0,1", "a.b=1,1.0", "a.b=[1,2],[1,2]"]
+    + ["a.b=" + "[" * 100_000],
 )
 def test_a_sweep_of_another_form_is_refused(text: str) -> None:
     with pytest.raises(JobError, match="--sweep"):

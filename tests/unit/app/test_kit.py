@@ -1,6 +1,7 @@
 """What a kit is, and what its site says in local/."""
 
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -208,3 +209,11 @@ def test_names_that_are_no_list_are_said_before_a_job_comes(site: Path) -> None:
     set_privacy(site, allowed_names="dice")
     found = [check for check in check_policy(open_kit(site)) if "allowed_names" in check.message]
     assert [check.state for check in found] == ["error"]
+
+
+def test_a_folder_with_the_files_of_two_kits_is_neither(site: Path) -> None:
+    shutil.copyfile(site / "startup/fed_client.json", site / "startup/fed_admin.json")
+    with pytest.raises(
+        KitError, match=r"holds the startup files of several kits \(startup/fed_client.json, startup/fed_a"
+    ):
+        open_kit(site)

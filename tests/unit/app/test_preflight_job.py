@@ -156,3 +156,11 @@ def test_start_sh_runs_the_python3_of_the_path(site: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name))
     check = list(check_installed(open_kit(site)))[-1]
     assert check.state == "warning" and str(tmp_path / "python3") in check.message
+
+
+def test_a_job_with_a_link_is_not_looked_at(site: Path, packed: Packed, lines: Lines, tmp_path: Path) -> None:
+    job = packed(preinstalled=True)
+    (job / "app/config/more.json").symlink_to(tmp_path)
+    assert lines(site, job) == [
+        "error: small_job: app/config/more.json: is a link, which no job may hold; put the file itself there"
+    ]

@@ -38,3 +38,14 @@ def test_a_relative_state_root(
     monkeypatch.setenv("HARMOFL_STATE_ROOT", "harmofl")
     assert "HARMOFL_STATE_ROOT is a relative path" in refused(capsys, str(site), "--all")
     assert run.is_dir()
+
+
+def test_two_runs_of_one_id_are_not_guessed_between(site: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folders = [site / "harmofl/state" / name for name in ("abc1", "ABC1")]
+    for folder in folders:
+        folder.mkdir(parents=True)
+    said = refused(capsys, str(site), "Abc-1")
+    assert "Abc-1: is more than one run" in said and "ABC1, abc1; name one as it stands here" in said
+    assert all(folder.is_dir() for folder in folders)
+    assert main(["purge", str(site), "abc1"]) == 0
+    assert [folder.is_dir() for folder in folders] == [False, True]

@@ -183,3 +183,12 @@ def test_a_model_of_another_run_and_models_that_are_no_one_model_are_refused(
         assert f"each site keeps {layers}" in refusal(capsys, str(folder), "--data", str(sites_root))
     (other / BEST_MODEL).unlink()
     assert "no such checkpoint" in refusal(capsys, str(other), "--data", str(sites_root))
+
+
+def test_a_folder_with_several_runs_is_refused_by_name(
+    make_run: MakeRun, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for form in ("", "app_server"):
+        make_run(form)
+    folder = tmp_path / "run"
+    assert f"{folder}: holds several runs: {folder}, {folder / 'app_server'}; name one" in refusal(capsys, str(folder))

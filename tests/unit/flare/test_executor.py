@@ -16,7 +16,8 @@ from harmofl.data.findings import DataRootError
 from harmofl.experiment import ExperimentError, resolve
 from harmofl.flare.executor import HarmoFLExecutor
 from harmofl.flare.site import SiteConfig, SiteError
-from harmofl.flare.site_settings import NoiseSettings
+from harmofl.flare.site_settings import LimitSettings, NoiseSettings, SiteSettings
+from harmofl.flare.state import SiteState
 from harmofl.flare.task_header import TaskHeader
 from harmofl.flare.wire import MessageError, read_error
 
@@ -108,3 +109,35 @@ def test_a_site_outside_simulation_takes_no_part_in_training_on_pooled_data(
     ).attach(Shareable())
     code, line = read_error(HarmoFLExecutor().execute("train", task, fl_ctx, Signal()))
     assert (code, line) == ("pooled_data", "site HK takes no part in training on pooled data")
+
+
+def test_a_site_that_approves_jobs_looks_before_a_task(
+    fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    simulated = fl_ctx.get_prop(FLContextKey.SIMULATE_MODE)
+    config = SiteConfig("HK", simulated, tmp_path, tmp_path, settings=SiteSettings(approval="required"))
+
+    def refuse(context: FLContext) -> None:
+        raise SiteError("approval_pending", "site HK has not approved this job yet")
+
+    monkeypatch.setattr("harmofl.flare.executor.site_config", lambda _: config)
+    monkeypatch.setattr("harmofl.flare.executor.require_approval_of_running_job", refuse)
+    task = TaskHeader(run_id="run", experiment_hash="0" * 16, demo=True, round_number=0).attach(Shareable())
+    code, _ = read_error(HarmoFLExecutor().execute("train", task, fl_ctx, Signal()))
+    assert code == ("demo_differs" if simulated else "approval_pending")
+
+
+def test_a_job_of_another_submitter_gets_nothing_of_a_run(
+    fl_ctx: FLContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, written: dict[str, Any]
+) -> None:
+    experiment = resolve(written)
+    settings = SiteSettings(limits=LimitSettings(minimum_sites=2))
+    config = SiteConfig("HK", False, tmp_path, tmp_path, settings=settings)
+    monkeypatch.setattr("harmofl.flare.executor.site_config", lambda _: config)
+    monkeypatch.setattr("harmofl.flare.executor.resolve_job", lambda context, demo: experiment)
+    monkeypatch.setattr(HarmoFLExecutor, "_dispatch", staticmethod(lambda *_: pytest.fail("the task was begun")))
+    SiteState(tmp_path / "state", "job").save_once("owner", {"name": "lead@ucl.org", "org": "ucl"})
+    fl_ctx.set_prop(FLContextKey.JOB_META, {"submitter_name": "lead@hk.org", "submitter_org": "hk"})
+    task = TaskHeader(run_id="job", experiment_hash=experiment.hash, demo=False, round_number=0).attach(Shareable())
+    code, line = read_error(HarmoFLExecutor().execute("train", task, fl_ctx, Signal()))
+    assert code == "run_of_another" and "site HK keeps this run for another submitter" in line

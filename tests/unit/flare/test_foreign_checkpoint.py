@@ -82,3 +82,13 @@ def test_a_mark_of_another_format_is_refused(path: Path, mark: Any) -> None:
     torch.save(content, path)
     with pytest.raises(StateError, match="not a HarmoFL checkpoint of format 1"):
         Checkpoint.load(path)
+
+
+@pytest.mark.parametrize("key", ["experiment", "record"])
+@pytest.mark.parametrize("depth", [150, 100_000])  # beyond what is read, and beyond what Python's parser can
+def test_a_note_that_is_nested_too_deeply_is_refused(path: Path, key: str, depth: int) -> None:
+    content = torch.load(path, weights_only=True)
+    content["harmofl"][key] = '{"a":' * depth + "1" + "}" * depth
+    torch.save(content, path)
+    with pytest.raises(StateError, match=f"{key} of the checkpoint has another form"):
+        Checkpoint.load(path)

@@ -90,6 +90,7 @@ def test_the_executor_stops_a_task_that_takes_too_long(
     fl_ctx = FLContextManager(None, "HK", "0123abcd", {}, {}).new_context()
     fl_ctx.set_prop(ReservedKey.IDENTITY_NAME, "HK")
     fl_ctx.set_prop(FLContextKey.SIMULATE_MODE, False)
+    fl_ctx.set_prop(FLContextKey.JOB_META, {"submitter_name": "lead@hk.org", "submitter_org": "hk"})
     header = TaskHeader(run_id="0123abcd", experiment_hash=experiment.hash, demo=False, round_number=0)
     message = ModelMessage({"w": np.zeros(1, np.float32)}, AmplitudeStatistic(np.zeros((3, 11), np.float32), 1))
     signal = Signal()

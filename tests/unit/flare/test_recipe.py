@@ -52,16 +52,19 @@ def test_without_overrides_the_export_is_the_folder_byte_for_byte(job: Path, tmp
     assert made.name == job.name and files_of(made) == files_of(job)
 
 
-def test_what_is_hidden_or_compiled_stays_behind_and_links_become_files(job: Path, tmp_path: Path) -> None:
+def test_what_is_hidden_or_compiled_stays_behind(job: Path, tmp_path: Path) -> None:
     expected = files_of(job)
     (job / "app/custom/__pycache__").mkdir()
     (job / "app/custom/__pycache__/x.pyc").write_bytes(b"x")
     (job / "app/.__nvfl_sig.json").write_text("{}")
+    assert files_of(exported(HarmoFLRecipe(job), tmp_path / "out")) == expected
+
+
+def test_a_link_is_refused_as_flare_refuses_it(job: Path, tmp_path: Path) -> None:
     (tmp_path / "code.py").write_text("CODE = 1\n")
     (job / "app/custom/code.py").symlink_to(tmp_path / "code.py")
-    made = exported(HarmoFLRecipe(job), tmp_path / "out")
-    assert files_of(made) == expected | {"app/custom/code.py": b"CODE = 1\n"}
-    assert not (made / "app/custom/code.py").is_symlink(), "FLARE signs no links"
+    with pytest.raises(ExperimentError, match="app/custom/code.py: is a link, which no job may hold"):
+        exported(HarmoFLRecipe(job), tmp_path / "out")
 
 
 def test_overrides_stand_in_the_experiment_and_win_over_the_demo(job: Path, tmp_path: Path) -> None:
