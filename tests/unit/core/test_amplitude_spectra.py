@@ -1,5 +1,6 @@
 """Properties and edge cases of spectra, replacement and site gain."""
 
+import json
 import math
 
 import pytest
@@ -151,6 +152,18 @@ def test_zero_image_becomes_the_zero_phase_image_of_the_target(region, is_compil
         half[:, :5, :5] = target[:, 4:]
         half[:, -4:, :5] = target[:, :4]
     torch.testing.assert_close(result[0], torch.fft.irfft2(half, s=(20, 24)), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("region", [*REPLACED, "site_gain"])
+def test_a_region_that_was_read_from_a_file_is_the_same(region):
+    images, read = random_images((20, 24), 0), json.loads(json.dumps(region))
+    assert read is not region
+    statistics = amplitude_spectrum(images, region, 0.2)
+    assert torch.equal(amplitude_spectrum(images, read, 0.2), statistics)
+    assert statistic_shape(read, 2, 20, 24, 0.2) == tuple(statistics.shape[1:])
+    if region != "site_gain":
+        replaced = (replace_amplitude(images, statistics.mean(0), name, 0.2) for name in (region, read))
+        assert torch.equal(*replaced)
 
 
 def test_dc_of_a_zero_and_of_a_negative_image_is_the_target_mean():
