@@ -67,7 +67,11 @@ TESTS: dict[str, tuple[str, ...]] = {
     "core/paired.py": ("unit/core/test_paired.py",),
     "core/parallel.py": ("unit/core/test_parallel.py", "unit/core/test_parallel_rounds.py"),
     "core/partition.py": ("unit/core/test_partition.py",),
-    "core/perturbation.py": ("unit/core/test_perturbation.py", "unit/core/test_perturbation_passes.py"),
+    "core/perturbation.py": (
+        "unit/core/test_perturbation.py",
+        "unit/core/test_perturbation_passes.py",
+        "unit/core/test_perturbation_on_device.py",
+    ),
     "core/radial.py": ("unit/core/test_amplitude_spectra.py", "oracle", "unit/core/test_deployed.py"),
     "core/rounding.py": ("unit/core/test_rounding.py",),
     "core/scores.py": ("unit/core/test_scores.py",),
@@ -86,11 +90,13 @@ TESTS: dict[str, tuple[str, ...]] = {
         "unit/tasks/test_camelyon17_task.py",
         "unit/tasks/test_camelyon17_places.py",
         "unit/tasks/test_illustrations.py",
+        "unit/tasks/test_tasks.py",
     ),
     "tasks/nuclei.py": (
         "unit/tasks/test_nuclei_task.py",
         "unit/tasks/test_nuclei_scores.py",
         "unit/tasks/test_illustrations.py",
+        "unit/tasks/test_tasks.py",
     ),
     "tasks/prostate.py": (
         "unit/tasks/test_prostate_scores.py",
@@ -98,12 +104,21 @@ TESTS: dict[str, tuple[str, ...]] = {
         "unit/tasks/test_illustrations.py",
         "unit/flare/test_participant.py",
     ),
-    "tasks/single_images.py": ("unit/app/test_predict.py", "unit/app/test_evaluate.py"),
-    "tasks/whole_site.py": ("unit/app/test_evaluate.py",),
+    "tasks/single_images.py": (
+        "unit/tasks/test_single_images.py",
+        "unit/tasks/test_nuclei_scores.py",
+        "unit/app/test_predict.py",
+        "unit/app/test_evaluate.py",
+    ),
+    "tasks/whole_site.py": ("unit/tasks/test_whole_site.py", "unit/app/test_evaluate.py"),
     "data/splits.py": ("unit/data/test_splits.py",),
     "flare/aggregator.py": ("unit/flare/test_aggregator.py", "unit/flare/test_amplitude_gathering.py"),
     "flare/generator.py": ("unit/flare/test_generator.py", "unit/flare/test_server_methods.py"),
-    "flare/persistor.py": ("unit/flare/test_best_round.py", "unit/flare/test_server_run.py"),
+    "flare/persistor.py": (
+        "unit/flare/test_best_round.py",
+        "unit/flare/test_server_run.py",
+        "unit/flare/test_server_methods.py",
+    ),
 }
 WHOLE_FOLDERS = ("core", "tasks")
 

@@ -1,6 +1,7 @@
 """The running mean of a site's statistics: exact, resumable, honest about what it has seen."""
 
 import io
+import json
 
 import pytest
 import torch
@@ -32,6 +33,17 @@ def test_a_saved_running_mean_goes_on_bit_for_bit(estimation):
         second.update(statistics_of(seed))
     assert torch.equal(second.mean, whole.mean)
     assert second.images == whole.images
+
+
+@pytest.mark.parametrize("estimation", ["first_batch", "running_mean", "before_training"])
+def test_an_estimation_that_was_read_from_a_file_is_the_same(estimation):
+    read = json.loads(json.dumps(estimation))
+    assert read is not estimation
+    named, other = RunningAmplitude(estimation, 0.3), RunningAmplitude(read, 0.3)
+    for seed in range(3):
+        named.update(statistics_of(seed))
+        other.update(statistics_of(seed))
+    assert torch.equal(named.mean, other.mean) and named.settled == other.settled
 
 
 def test_a_saved_empty_running_mean_stays_empty():

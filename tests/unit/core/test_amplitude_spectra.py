@@ -1,11 +1,15 @@
 """Properties and edge cases of spectra, replacement and site gain."""
 
+import json
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harmofl.core.amplitude import amplitude_spectrum, replace_amplitude, site_gain_filter, statistic_shape, zscore
+from harmofl.core.radial import site_gain
 from harmofl.core.spectra import PHASE_FLOOR
 
 REPLACED = ["dc", "low", "full"]
@@ -46,6 +50,21 @@ def test_phase_is_kept_and_the_target_reached(size, seed, region, fraction):
     reached = amplitude_spectrum(result, region, fraction)
     # float32 noise is 1e-7 of DC, about 2e5 here; 1 is far below the amplitudes at stake.
     torch.testing.assert_close(reached, target.expand_as(reached), rtol=1e-4, atol=1.0)
+
+
+@pytest.mark.parametrize("size", [(16, 16), (64, 48)])
+def test_the_gain_of_the_highest_and_lowest_frequencies_by_hand(size):
+    # A step of 1 in one bin is 1/2 there and 1/4 beside it after [1, 2, 1] / 4; the ends repeat: 1/2 + 1/4 at them.
+    # Bins of images up to 64 pixels lie around 2^(-6 + j / 2), j = 0..10, so f = 1/2 and all above it are in the last.
+    highest, lowest = torch.zeros(2, 1, 11)
+    highest[0, 10], lowest[0, 0] = 1, 1
+    above = site_gain(highest, torch.zeros(1, 11), *size)[0]
+    ends = [(size[0] // 2, 0), (0, size[1] // 2), (size[0] // 2, size[1] // 2)]
+    assert [float(above[place]) for place in ends] == pytest.approx([math.exp(0.75)] * 3)
+    below = site_gain(lowest, torch.zeros(1, 11), *size)[0]
+    assert [float(below[place]) for place in ends] == pytest.approx([1.0] * 3)
+    if size == (64, 48):  # f = 1 / 64 is the middle of the first bin
+        assert float(below[1, 0]) == pytest.approx(math.exp(0.75)) and float(above[1, 0]) == pytest.approx(1.0)
 
 
 @given(size=sizes, seed=seeds)
@@ -99,6 +118,17 @@ def test_zscore(size, seed, offset):
     torch.testing.assert_close(zscore(images).double(), expected, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("contrast", [0.5, 1e-3, 200.0])
+def test_zscore_of_faint_images_by_hand(contrast):
+    # half of the pixels 0, half c: mean c / 2, deviation c / 2
+    images = torch.zeros(1, 1, 4, 4)
+    images[..., 2:] = contrast
+    expected = torch.tensor([-1.0, -1.0, 1.0, 1.0]).expand(1, 1, 4, 4)
+    torch.testing.assert_close(zscore(images), expected, rtol=1e-5, atol=0)
+    # a deviation below 1e-6 is taken for 1e-6: -0.5e-7 / 1e-6
+    torch.testing.assert_close(zscore(images / contrast * 1e-7), 0.05 * expected, rtol=1e-5, atol=0)
+
+
 @pytest.mark.parametrize("value", [0.0, 1.0, 0.1, 1000.1, -777.7, 65504.0])
 @pytest.mark.parametrize("side", [16, 96, 384])
 def test_zscore_of_a_constant_image_is_zero(value, side):
@@ -106,8 +136,11 @@ def test_zscore_of_a_constant_image_is_zero(value, side):
     assert torch.equal(zscore(torch.full((1, 1, side, side), value)), torch.zeros(1, 1, side, side))
 
 
+@pytest.mark.parametrize("is_compiling", [False, True])
 @pytest.mark.parametrize("region", ["low", "full"])
-def test_zero_image_becomes_the_zero_phase_image_of_the_target(region):
+def test_zero_image_becomes_the_zero_phase_image_of_the_target(region, is_compiling, monkeypatch):
+    # while a graph is traced, and on a device, no coefficient can be asked whether it is 0
+    monkeypatch.setattr(torch.compiler, "is_compiling", lambda: is_compiling)
     target = amplitude_spectrum(random_images((20, 24), 0), region, 0.2).mean(0)
     zero = torch.zeros(2, 2, 20, 24)
     result = replace_amplitude(zero, target, region, 0.2)
@@ -119,6 +152,18 @@ def test_zero_image_becomes_the_zero_phase_image_of_the_target(region):
         half[:, :5, :5] = target[:, 4:]
         half[:, -4:, :5] = target[:, :4]
     torch.testing.assert_close(result[0], torch.fft.irfft2(half, s=(20, 24)), rtol=1e-5, atol=1e-4)
+
+
+@pytest.mark.parametrize("region", [*REPLACED, "site_gain"])
+def test_a_region_that_was_read_from_a_file_is_the_same(region):
+    images, read = random_images((20, 24), 0), json.loads(json.dumps(region))
+    assert read is not region
+    statistics = amplitude_spectrum(images, region, 0.2)
+    assert torch.equal(amplitude_spectrum(images, read, 0.2), statistics)
+    assert statistic_shape(read, 2, 20, 24, 0.2) == tuple(statistics.shape[1:])
+    if region != "site_gain":
+        replaced = (replace_amplitude(images, statistics.mean(0), name, 0.2) for name in (region, read))
+        assert torch.equal(*replaced)
 
 
 def test_dc_of_a_zero_and_of_a_negative_image_is_the_target_mean():

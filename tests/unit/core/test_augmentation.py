@@ -55,6 +55,21 @@ def test_the_symmetries_are_equally_likely(size, count):
     assert all(abs(number - expected) < bound for number in seen.values())
 
 
+@pytest.mark.parametrize("size", [(5, 5), (3, 4)])
+def test_the_draws_are_quarter_turns_then_a_mirror_image_of_the_columns(size):
+    """A seed gives the same images in every version: NumPy moves them by what the same generator draws."""
+    images, masks = planes(40, *size)
+    same = generator(7)
+    turns = torch.randint(4, (40,), generator=same) if size == (5, 5) else 2 * torch.randint(2, (40,), generator=same)
+    mirrored = torch.randint(2, (40,), generator=same)
+    assert len(set(zip(turns.tolist(), mirrored.tolist(), strict=True))) == (8 if size == (5, 5) else 4)
+    moved, moved_masks = flip_and_rotate(images, masks, generator(7))
+    for index, (turn, mirror) in enumerate(zip(turns.tolist(), mirrored.tolist(), strict=True)):
+        expected = np.rot90(masks[index].numpy(), turn)
+        expected = np.fliplr(expected) if mirror else expected
+        assert moved_masks[index].tolist() == moved[index, 0].long().tolist() == expected.tolist()
+
+
 def test_images_of_a_batch_move_independently():
     images, masks = planes(2, 3, 3)
     pairs = Counter()

@@ -64,6 +64,12 @@ def test_a_profile_is_that_of_the_images_of_the_case() -> None:
     assert torch.allclose(shipped(case[:2], case), trained(case[:2]), atol=2e-5)
 
 
+def test_one_image_is_a_case_of_its_own() -> None:
+    trained, case = normalization("zscore", "site_gain"), images(1, (64, 64), seed=3)
+    trained.set_own(trained.statistics(case)[0])
+    assert torch.allclose(DeployedNormalization(trained)(case, case), trained(case), atol=2e-5)
+
+
 @pytest.mark.parametrize(("apart", "gain"), [(10.0, 4.0), (-10.0, 0.25), (0.5, np.exp(0.5))])
 @pytest.mark.parametrize("by_case", [True, False])
 def test_the_gain_is_limited_to_a_factor_of_4(apart: float, gain: float, by_case: bool) -> None:
@@ -143,6 +149,11 @@ def test_what_does_not_fit_is_refused() -> None:
         DeployedNormalization(trained, torch.zeros(3, 2))
     with pytest.raises(ValueError, match="does not fit region full"):
         DeployedNormalization(normalization("zscore", "full"), torch.zeros(3, 11))
+    # only site_gain has profiles, whatever their shape
+    for region in ("off", "dc", "low", "full"):
+        trained = normalization("window", region)
+        with pytest.raises(ValueError, match=f"does not fit region {region}"):
+            DeployedNormalization(trained, trained.target.clone())
     unfrozen = AmplitudeNormalization(
         intensity="zscore",
         region="full",

@@ -49,6 +49,14 @@ def test_opposite_updates_have_no_mean_to_compare_with() -> None:
     assert drift.dispersion == pytest.approx(5.0) and drift.relative is None and drift.cosine == pytest.approx(-1.0)
 
 
+def test_small_updates_are_compared_with_their_mean_too() -> None:
+    up = {"w": np.array([0.03, 0.04])}
+    drift = client_drift([up, {"w": np.array([0.03, -0.04])}], {"w"})
+    # each is 0.04 away from the mean (0.03, 0), which is 0.03 long; cosine (0.0009 - 0.0016) / 0.05^2
+    assert drift.dispersion == pytest.approx(0.04)
+    assert drift.relative == pytest.approx(4 / 3) and drift.cosine == pytest.approx(-0.28)
+
+
 def test_one_site_and_a_site_that_stood_still() -> None:
     one = client_drift([{"w": np.ones(2)}], {"w"})
     assert one.dispersion == 0.0 and one.cosine is None

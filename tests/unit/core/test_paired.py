@@ -102,6 +102,33 @@ def test_the_interval_over_patients_needs_patients_that_differ() -> None:
     assert interval_over_patients([[single, site(0.1, 0.2, 0.3)]], recurring=False) is None
 
 
+def test_repetitions_that_hold_no_site_have_no_interval_over_patients() -> None:
+    for recurring in (False, True):
+        assert interval_over_patients([], recurring=recurring) is None
+        assert interval_over_patients([[], []], recurring=recurring) is None
+
+
+def test_a_site_whose_patients_count_as_one_gives_no_interval() -> None:
+    """One patient with nearly all the images: their variance has no degree of freedom, which others cannot lend."""
+    one = (0.2, Units(np.array([0.1, 0.3]), 1.0))
+    others = site(0.1, 0.2, 0.3)
+    assert interval_over_patients([[others]] * 2, recurring=False) is not None
+    assert interval_over_patients([[one], [others], [others]], recurring=False) is None
+    assert interval_over_patients([[one, others]], recurring=False) is None
+
+
+@pytest.mark.parametrize(("freedom", "given"), [(0.99, False), (1.01, True), (1.5, True)])
+def test_the_least_that_an_interval_needs_are_two_effective_patients(freedom: float, given: bool) -> None:
+    # one site of three patients with unequal weights: its degrees of freedom are the effective number less one
+    values = np.array([0.1, 0.2, 0.3])
+    held = interval_over_patients([[(0.2, Units(values, freedom + 1))]], recurring=False)
+    assert (held is not None) is given
+    if held is not None:
+        # variance 0.01, error 0.1 / sqrt(3); cut to [-1, 1]
+        half = float(t.ppf(0.975, freedom)) * 0.1 / 3**0.5
+        assert held == pytest.approx((max(0.2 - half, -1), min(0.2 + half, 1)))
+
+
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=8))
 def test_holm_is_its_definition(p_values: list[float]) -> None:
     """Rejected at a level where every smaller p value passes its own step, as the paper words it."""

@@ -43,6 +43,7 @@ def test_norm_layers_are_known_by_their_type():
     assert set(partition.averaged) == {"norm.weight", "norm.bias", "bn.weight", "bn.bias", "mean"}
     assert partition.maximum == ("steps",)
     assert partition.parameters == {"norm.weight", "norm.bias", "bn.weight", "bn.bias"}
+    assert partition.statistics == {"mean"}
 
 
 def test_without_local_layers_integers_alone_are_not_averaged():
@@ -52,6 +53,7 @@ def test_without_local_layers_integers_alone_are_not_averaged():
     assert set(partition.maximum) == {"steps", "conv.num_batches_tracked"}
     assert partition.shared == set(network.state_dict())
     assert partition.parameters == {name for name, _ in network.named_parameters()}
+    assert partition.statistics == {"mean", "conv.running_mean", "conv.running_var"}
 
 
 def test_all_local_shares_nothing():

@@ -55,6 +55,16 @@ def test_a_gradient_of_zero_has_no_direction():
     assert equal(model, before)
 
 
+def test_a_gradient_of_zero_skips_the_step_whatever_the_second_pass_gives():
+    # 0.05 / 0 times 0 is NaN, yet the gradient of a sum is 1 wherever it is taken
+    point = torch.nn.Parameter(torch.tensor([2.0, 3.0]))
+    optimizer = WeightPerturbation(torch.optim.SGD([point], lr=1.0, fused=True), 0.05)
+    assert optimizer._step_on_device(Sequence(lambda: 0.0 * point.sum(), point.sum), None).skipped
+    assert point.tolist() == [2.0, 3.0]
+    assert not optimizer._step_on_device(Sequence(point.sum, point.sum), None).skipped
+    assert point.tolist() == [1.0, 2.0]
+
+
 @pytest.mark.parametrize(("alpha", "skipped"), [(0.0, False), (0.05, True)])
 def test_a_network_frozen_altogether_stays_as_it_is(alpha, skipped):
     model = network()

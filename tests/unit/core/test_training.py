@@ -302,6 +302,16 @@ def test_bfloat16_trains_float32_weights_near_those_of_float32():
         torch.testing.assert_close(mine, other, rtol=0, atol=2e-2)
 
 
+def test_gradients_that_float16_rounds_to_0_survive_by_the_loss_scaler():
+    # The gradient of a logit is at most 2^-10 (the mean over 4 x 16 x 16 pixels) times 2^-18, and the smallest number
+    # of float16 is 2^-24; the scaler begins at 2^16.
+    model, *_, result = fitted(
+        precision="float16", clip_norm=1.0, loss=lambda logits, targets: cross_entropy(logits, targets) * 2.0**-18
+    )
+    assert (result.steps, result.skipped_steps) == (STEPS, 0)
+    assert not equal(model, network())
+
+
 @pytest.mark.parametrize(("supported", "expected"), [(True, torch.bfloat16), (False, None)])
 def test_auto_is_bfloat16_on_a_gpu_that_has_it_and_float32_elsewhere(monkeypatch, supported, expected):
     asked = []

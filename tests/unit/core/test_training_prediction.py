@@ -80,6 +80,11 @@ def test_numpy_scalars_load_into_entries_without_dimensions():
         (lambda arrays: arrays.pop("0.bias"), "0.bias"),
         (lambda arrays: arrays.update({"head.weight": np.zeros(1)}), "head.weight"),
         (lambda arrays: arrays.update({"0.bias": np.zeros(5, np.float32)}), "0.bias"),
+        (lambda arrays: arrays.update({"0.bias": np.zeros(3, np.float32)}), "0.bias"),
+        # as many numbers, which torch would lay out anew
+        (lambda arrays: arrays.update({"0.bias": np.zeros((2, 2), np.float32)}), "0.bias"),
+        (lambda arrays: arrays.update({"0.bias": np.zeros((4, 1), np.float32)}), "0.bias"),
+        (lambda arrays: arrays.update({"3.bias": np.zeros((1, 2), np.float32)}), "3.bias"),
     ],
 )
 def test_arrays_that_do_not_fit_are_refused_by_name(change, named):

@@ -5,10 +5,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from nvflare.app_common.abstract.model import make_model_learnable
 
 from harmofl.experiment import ExperimentError
 from harmofl.flare.live import FAILURE_FILE, note_failure, progress, seconds_left
-from harmofl.flare.persistor import keep_if_best, save_model_file
+from harmofl.flare.persistor import CheckpointPersistor, best_weights, keep_if_best, save_model_file
 from harmofl.flare.record import close_round
 from harmofl.flare.server_run import UNFINISHED_FILE, _take_best_model
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL, checkpoint_path, lock_run
@@ -60,6 +61,33 @@ def test_the_untrained_model_is_no_best_model(stored, weights) -> None:
     validate(stored, -1, 0.9)
     keep_if_best(stored, 0.9, -1, weights)
     assert stored.best_round is None and not (stored.folder / BEST_MODEL).exists()
+
+
+def test_the_model_of_a_round_is_the_file_that_the_next_one_goes_on_from(stored, weights, make_context) -> None:
+    CheckpointPersistor().save_model(make_model_learnable(weights, {}), make_context(stored))
+    held = Checkpoint.load(stored.folder / FINAL_MODEL)
+    assert held.next_round == 5  # the context is in round 4
+    assert {name: value.tolist() for name, value in held.model.items()} == {
+        name: value.tolist() for name, value in weights.items()
+    }
+
+
+def test_what_travels_of_the_best_model_are_its_shared_entries(make_run) -> None:
+    run = make_run({"federation.rounds": 5})
+    assert best_weights(run) is None, "no model was validated yet"
+    best = run.initial_weights()
+    validate(run, 1, 0.5)
+    keep_if_best(run, 0.5, 1, {name: value + 1 for name, value in best.items()})
+    sent = best_weights(run)
+    assert sent is not None and sent.keys() == run.partition.shared
+    assert all(np.array_equal(value, best[name] + 1) for name, value in sent.items())
+
+
+def test_nothing_travels_of_the_best_round_where_sites_keep_their_models(make_run) -> None:
+    run = make_run({"federation.rounds": 5, "method": "local_only"})
+    assert best_weights(run) is None
+    run.best_round = 1
+    assert best_weights(run) == {}
 
 
 def test_in_simulation_a_job_names_a_file_and_nothing_is_stored(make_run, weights, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from torch import Tensor
 from harmofl.data.findings import DataRootError
 from harmofl.data.patch_index import read_index
 from harmofl.data.patches import Patches, UnreadablePatchesError
+from harmofl.data.synthetic_histology import MOST_SLIDES
 from harmofl.experiment import Experiment
 from harmofl.sections import ExperimentError
 from harmofl.tasks.camelyon17 import TASK
@@ -253,3 +254,9 @@ class TestDemo:
             ExperimentError, match=r"demo\.data\.laboratories\.hospital1: 'crimsom' is none of .*crimson"
         ):
             TASK.write_demo(tmp_path / "hospital1", "hospital1", experiment)
+
+    def test_a_slide_more_would_have_the_number_of_the_next_hospital_s_first(self, resolve_job: Resolve) -> None:
+        assert MOST_SLIDES == 20
+        resolve_job(JOB, {"demo.data.slides": 20}, demo=True)
+        with pytest.raises(ExperimentError, match=r"demo\.data\.slides: .*20, not 21"):
+            resolve_job(JOB, {"demo.data.slides": 21}, demo=True)

@@ -69,6 +69,24 @@ def test_the_key_score_is_the_mean_over_cases_that_hold_prostate() -> None:
     assert told.key_score == pytest.approx((1 + 2 / 3) / 2)
 
 
+def test_the_published_dice_leaves_out_the_outermost_slices() -> None:
+    case, part = scored({0: 4, 1: 4, 2: 4, 3: 4}, 4), scored({0: 4, 1: 4, 2: 4, 3: 4}, 4).volume
+    assert case.slices == [0, 1, 2, 3] and case.published_slices == [1, 2]
+    assert ScoredVolume(part, [0, 2, 3]).published_slices == [2]
+    # nothing found on the outermost slices, all on slice 1, 4 pixels too many on slice 2
+    told = TASK.evaluate(predictor({1: 4, 2: 8}), [case], workers=0).scores
+    # prostate 2 * 4 / 8 and 2 * 4 / 12, the rest 2 * 60 / 120 and 2 * 56 / 116
+    expected = np.mean([(1 + 1) / 2, (2 * 4 / 12 + 2 * 56 / 116) / 2])
+    assert told["published_dice"] == [pytest.approx(expected, abs=1e-4)]
+    assert told["dice"] == [pytest.approx(2 * 8 / (16 + 12))]
+
+
+@pytest.mark.parametrize(("intensity", "percentile"), [("window", 99.5), ("zscore", 99.5), ("none", None)])
+def test_raw_intensities_have_no_window(resolve_job: Resolve, intensity: str, percentile: float | None) -> None:
+    changes = {"reader.upper_percentile": 99.5, "amplitude.intensity": intensity}
+    assert volume_settings(resolve_job(JOB, changes)).upper_percentile == percentile
+
+
 @pytest.mark.parametrize("percentile", [60.0, 100.0])
 def test_the_window_ends_at_the_percentile_of_the_job(resolve_job: Resolve, tmp_path: Path, percentile: float) -> None:
     small = {"data.height": 64, "data.width": 64, "reader.slices": "all", "reader.upper_percentile": percentile}
@@ -112,3 +130,28 @@ def test_check_counts_the_slices_that_training_uses(resolve_job: Resolve, tmp_pa
     assert (told.training_images, told.validation_images) == (len(used.training), 6)  # one case is for validation
     # 2 of 4 cases are for training; the gland fills 5 of 6 slices
     assert told.training_images == (12 if slices == "all" else 10)
+
+
+def test_the_published_split_takes_64_and_16_percent_of_the_slices(resolve_job: Resolve, tmp_path: Path) -> None:
+    experiment = resolve_job(JOB, {"data.height": 64, "data.width": 64, "data.split": "as_published"})
+    write_prostate_site(tmp_path / "HK", "siemens_1.5t_endorectal", 5, 0, matrix=64, slices=7)
+    for path in (tmp_path / "HK").glob("*_segmentation.nii.gz"):  # prostate on 5 slices, none of them outermost
+        image = nibabel.load(path)
+        mask = np.zeros(image.shape, np.uint8)
+        mask[20:40, 20:40, 1:6] = 1
+        nibabel.save(nibabel.Nifti1Image(mask, image.affine, image.header), path)
+    told = TASK.inspect(tmp_path / "HK", "HK", experiment)
+    used = TASK.open_site(tmp_path / "HK", "HK", experiment, tmp_path / "cache")
+    parts = [len(used.training), *(sum(len(case.slices) for case in part) for part in (used.validation, used.test))]
+    assert parts == [16, 4, 5]  # of 25
+    assert (told.training_images, told.validation_images) == (16, 4)
+
+
+def test_a_case_that_cannot_be_read_is_counted_as_skipped(resolve_job: Resolve, tmp_path: Path) -> None:
+    write_prostate_site(tmp_path / "HK", "siemens_1.5t_endorectal", 5, 0, matrix=64, slices=3)
+    (tmp_path / "HK" / "Case01.nii.gz").write_bytes(b"broken")
+    (tmp_path / "HK" / "Case02_segmentation.nii.gz").unlink()
+    experiment = resolve_job(JOB, {"data.height": 64, "data.width": 64})
+    data = TASK.open_site(tmp_path / "HK", "HK", experiment, tmp_path / "cache")
+    assert data.skipped() == {"not_gzip": 1, "image_without_mask": 1}
+    assert sum(data.cases.values()) == 3
