@@ -17,6 +17,7 @@ from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_pat
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
 from harmofl.app.machine import Demand
+from harmofl.app.privacy import check_ledger
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
 from harmofl.experiment import Experiment
@@ -81,6 +82,7 @@ def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | N
         checks, held = _data(kit, job, experiment)
         yield "data", lambda: checks
         yield "policy", lambda: check_policy(kit)
+        yield "privacy", lambda: check_ledger(kit, experiment)
     demand = _demand(kit, job, experiment, held) if job and experiment else None
     if kit.kind == "client":
         yield "GPU", lambda: machine.check_gpu(kit, demand)

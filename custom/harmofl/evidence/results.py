@@ -91,6 +91,8 @@ class SiteResult(Record):
     """One site: what it used, skipped and warned of, by code; how the models score there; what left it.
 
     `amplitude_patients` are those behind the amplitude that it sent; None where it sent none, or a run did not tell.
+    `releases` counts amplitudes of the task over all jobs, as the site's ledger says: `new`, `repeated` and `withheld`;
+    empty in simulation.
     """
 
     cases_used: dict[str, int]
@@ -104,6 +106,7 @@ class SiteResult(Record):
     amplitude_sent: bool
     amplitude_patients: int | None = None
     amplitude_noise: NoiseStatement | None
+    releases: dict[str, int] = {}
 
 
 class RoundRecord(Record):

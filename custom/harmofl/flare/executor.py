@@ -17,7 +17,7 @@ import harmofl
 from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
-from harmofl.flare.filters import note_run, require_filter
+from harmofl.flare.filters import note_offer, note_run, require_filter
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.site import SiteError, is_simulated, resolve_job, simulated_data_root, site_config
 from harmofl.flare.wire import (
@@ -102,6 +102,8 @@ class HarmoFLExecutor(Executor):
             experiment, site, header.run_id, lambda: abort_signal.triggered, self.logger, pool=pool
         )
         result = self._dispatch(participant, task_name, header, shareable)
+        if result.amplitude is not None and site.amplitude_noise is not None:
+            note_offer(fl_ctx, participant.amplitude_offer)
         if not site.simulated:
             scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
             refuse_other_names(result.numbers, allowed_names(scope))

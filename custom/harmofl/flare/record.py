@@ -208,6 +208,7 @@ def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_
         amplitude_sent=site in run.amplitude_sites,
         amplitude_patients=run.amplitude_patients.get(site) if site in run.amplitude_sites else None,
         amplitude_noise=_noise(run).get(site),
+        releases=reported.get("releases", {}),
     )
 
 

@@ -111,6 +111,11 @@ class SiteState:
         self._folder = folder / run_id
         remove_leftovers(self._folder)
 
+    @property
+    def run_id(self) -> str:
+        """The run whose state this is."""
+        return self._folder.name
+
     def save_round(self, round_number: int, content: dict[str, Any]) -> None:
         """Keep what follows from having finished `round_number`, and forget all but two generations."""
         save_atomically(content, self._round_file(round_number))

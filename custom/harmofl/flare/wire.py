@@ -102,7 +102,8 @@ class PooledScore(BaseModel):
 class SiteNumbers(BaseModel):
     """All numbers that may leave a site, by name; reasons are codes, so that no file name or path leaves with them.
 
-    `patients` tells which cases of `test` are of one patient, by numbers counted from 0.
+    `patients` tells which cases of `test` are of one patient, by numbers counted from 0. `releases` counts the site's
+    amplitudes of this task over all jobs: that left for the first time, were sent again, were held back.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -121,6 +122,7 @@ class SiteNumbers(BaseModel):
     test: dict[Scored, dict[Code, list[float]]] = {}
     patients: dict[Scored, list[Count]] = {}
     pooled: dict[Scored, dict[Code, PooledScore]] = {}
+    releases: dict[Literal["new", "repeated", "withheld"], Count] = {}
 
     @model_validator(mode="after")
     def _a_patient_for_each_case(self) -> "SiteNumbers":
