@@ -17,9 +17,10 @@ from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_pat
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
 from harmofl.app.machine import Demand
-from harmofl.app.privacy import check_ledger
+from harmofl.app.privacy import check_ledger, kept_parts
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
+from harmofl.data.splits import keep_parts
 from harmofl.experiment import Experiment
 from harmofl.flare.site import DATA_ROOT_VARIABLE, MINIMUM_CASES, SiteError, data_root, minimum_cases
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
@@ -172,7 +173,8 @@ def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[
         own = minimum_cases(kit.properties())
     except SiteError:  # said where the kit's own settings are looked at
         own = MINIMUM_CASES
-    inspection = inspect(root, job, experiment, kit.name, own)
+    with keep_parts(kept_parts(kit, experiment.task)):
+        inspection = inspect(root, job, experiment, kit.name, own)
     checks = [Check("error", "data", problem) for problem in inspection.problems]
     held = 0
     for site in inspection.sites:

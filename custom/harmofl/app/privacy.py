@@ -12,12 +12,12 @@ from rich.table import Table
 from harmofl.app.job import JobError
 from harmofl.app.kit import Check, Kit, KitError, open_kit
 from harmofl.data.findings import count_text
-from harmofl.data.splits import PARTS
+from harmofl.data.splits import PARTS, KeptParts
 from harmofl.experiment import Experiment
-from harmofl.flare.privacy_ledger import FOLDER, LEDGER_FILE, Content, Release, read_ledger
+from harmofl.flare.privacy_ledger import FOLDER, LEDGER_FILE, Content, PrivacyLedger, Release, read_ledger
 from harmofl.flare.releases import counts_of, set_of
 from harmofl.flare.site import SiteError, site_settings
-from harmofl.flare.split_memory import reset_split, split_problem, split_settings
+from harmofl.flare.split_memory import parts_of_ledger, reset_split, split_problem, split_settings
 
 _PART_NAMES = {"train": "training", "val": "validation", "test": "test"}
 
@@ -88,12 +88,24 @@ def check_ledger(kit: Kit, experiment: Experiment | None) -> Iterator[Check]:
         yield Check("error", "split", problem)
 
 
-def _content(kit: Kit) -> Content | None:
+def kept_parts(kit: Kit, task: str) -> KeptParts:
+    """The parts that the site's patients have in a task, to look at a folder as its next job will."""
     try:
-        ledger = read_ledger(kit.state_root)
+        return parts_of_ledger(_ledger(kit), task)
+    except KitError:  # said where the ledger is looked at
+        return parts_of_ledger(None, task)
+
+
+def _content(kit: Kit) -> Content | None:
+    ledger = _ledger(kit)
+    return None if ledger is None else ledger.content
+
+
+def _ledger(kit: Kit) -> PrivacyLedger | None:
+    try:
+        return read_ledger(kit.state_root)
     except SiteError as error:
         raise KitError(f"{kit.state_root / FOLDER}: {error}") from None
-    return None if ledger is None else ledger.content
 
 
 def _counted(content: Content, task: str) -> str:

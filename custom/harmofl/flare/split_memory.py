@@ -97,14 +97,21 @@ def reset_split(state_root: Path, task: str) -> bool:
         return True
 
 
+def parts_of_ledger(ledger: PrivacyLedger | None, task: str) -> KeptParts:
+    """The parts that a site's patients have in a task."""
+    held = None if ledger is None else ledger.content.splits.get(task)
+    if ledger is None or held is None:
+        return KeptParts(lambda patient: None)
+    return KeptParts(lambda patient: held.parts.get(ledger.hash_of(task, "split", patient)))
+
+
 def _kept_parts(ledger: PrivacyLedger, site: SiteConfig, experiment: Experiment) -> KeptParts:
     task = experiment.task
     held = ledger.content.splits.get(task)
-    if held is None:
-        return KeptParts(lambda patient: None)
-    if problem := split_problem(held, split_settings(experiment, site.settings), task):
+    problem = None if held is None else split_problem(held, split_settings(experiment, site.settings), task)
+    if problem:
         raise SiteError("split_differs", f"site {site.name}: {problem}")
-    return KeptParts(lambda patient: held.parts.get(ledger.hash_of(task, "split", patient)))
+    return parts_of_ledger(ledger, task)
 
 
 def _store(ledger: PrivacyLedger, kept: KeptParts, site: SiteConfig, experiment: Experiment, run_id: str) -> bool:

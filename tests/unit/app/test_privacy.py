@@ -8,13 +8,13 @@ import pytest
 
 from harmofl.app.cli import main
 from harmofl.app.kit import KitError, open_kit
+from harmofl.app.preflight import preflight
 from harmofl.app.privacy import check_ledger
 from harmofl.data.splits import KeptParts
 from harmofl.evidence.results import NoiseStatement
 from harmofl.flare.privacy_ledger import FOLDER, KEY_FILE, LEDGER_FILE, KeptSplit, open_ledger, read_ledger
 from harmofl.flare.releases import Offer, members_of, release
 from harmofl.flare.wire import AmplitudeStatistic
-from tests.unit.app.provisioned import Lines
 
 STATISTIC = {
     "region": "site_gain",
@@ -160,7 +160,7 @@ def ledger_lines(site: Path) -> list[str]:
 
 @pytest.mark.usefixtures("data")
 def test_preflight_shows_the_ledger_and_a_job_that_would_be_refused(
-    site: Path, root: Path, job: Path, lines: Lines
+    site: Path, root: Path, job: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert ledger_lines(site) == ["note: ledger: nothing has left this site so far; its first job begins the ledger"]
     send(root, "abcdefg", "run1")
@@ -170,7 +170,15 @@ def test_preflight_shows_the_ledger_and_a_job_that_would_be_refused(
     assert line.startswith("ok: ledger: prostate: 1 release, 1 sent again, 1 held back, split since 2026-11-30")
     path = job / "app/config/experiment.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"seed": 7}))
-    [line] = lines(site, job)
+    # the split that preflight shows is the kept one: all three cases train
+    with open_ledger(root) as ledger:
+        names = {patient: ledger.hash_of("prostate", "split", patient) for patient in ("Case00", "Case01", "Case02")}
+        split = ledger.content.splits["prostate"].model_copy(update={"parts": dict.fromkeys(names.values(), "train")})
+        ledger.content = ledger.content.model_copy(update={"splits": {"prostate": split}})
+    assert preflight(site, job, []) == 1
+    shown = capsys.readouterr().out.splitlines()
+    assert any("3 training, 0 validation, 0 test" in line for line in shown), shown
+    [line] = [line for line in shown if line.startswith("error: split")]
     assert "this job has seed 7 instead of 0" in line and f"harmofl privacy {site} --reset-split prostate" in line
     (root / FOLDER / LEDGER_FILE).write_text("{}")
     with pytest.raises(KitError, match="privacy ledger .* is damaged"):
