@@ -112,7 +112,7 @@ class AmplitudeFilter(Filter):
         answer = release(site_config(fl_ctx).state_root, offer, lambda: _with_noise(statistic, noise))
         state.save_once(RELEASES, answer.counts)
         if line := release_line(answer.outcome, answer.statistic, offer.limit):
-            self.log_warning(fl_ctx, line, fire_event=False)
+            (self.log_warning if answer.outcome == "withheld" else self.log_info)(fl_ctx, line, fire_event=False)
         return replace(update, amplitude=answer.statistic)
 
 

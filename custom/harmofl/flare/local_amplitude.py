@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterator
 from logging import Logger, LoggerAdapter
 from typing import Any
@@ -124,7 +125,7 @@ class LocalAmplitude:
         answer = release(self._site.state_root, offer, lambda: measured)
         self._state.save_once(RELEASES, answer.counts)
         if line := release_line(answer.outcome, answer.statistic, offer.limit):
-            self._logger.warning(line)
+            self._logger.log(logging.WARNING if answer.outcome == "withheld" else logging.INFO, line)
         return answer.statistic
 
     def _offered(self, marks: list[str], weighted: bool) -> Offer:
