@@ -54,8 +54,10 @@ def _component(kit: Kit) -> Iterator[Check]:
 
 def _of_job(kit: Kit, job: Job) -> Check:
     command = f"harmofl approve {kit.folder} {job.folder}"
-    if not _is_asked(kit, job.meta.get("scope")):
-        return Check("ok", "approval", f"this job runs without, in scope {job.meta.get('scope')}")
+    name = job.meta.get("scope")
+    scope = next((scope for scope in kit.scopes() if scope.get("name") == name), {}) if name else kit.scope()
+    if not _is_asked(scope):
+        return Check("ok", "approval", f"this job runs without, in scope {name}")
     app = next(app for app, names in job.meta["deploy_map"].items() if kit.name in names)
     try:
         held = read_decision(kit.folder / "local", job_hash(app_digests(job.folder / app), job.meta))

@@ -9,6 +9,7 @@ from harmofl.app.cli_compare import add_compare, run_compare
 from harmofl.app.cli_evidence import add_report, run_report
 from harmofl.app.cli_model import add_model_commands, run_evaluate, run_export, run_predict
 from harmofl.app.cli_plan import add_plan, run_plan
+from harmofl.app.cli_privacy import add_privacy, run_privacy
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -129,6 +130,7 @@ COMMANDS = {
     "export": run_export,
     "report": run_report,
     "plan": run_plan,
+    "privacy": run_privacy,
 }
 
 
@@ -144,6 +146,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_watch(commands)
     _add_resume(commands)
     _add_purge(commands)
+    add_privacy(commands)
     _add_set(add_compare(commands))
     add_model_commands(commands)
     add_report(commands)
@@ -289,8 +292,9 @@ def _add_purge(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     purge = commands.add_parser(
         "purge",
         help="remove what runs left at a site or at the server",
-        description="Remove the state of a run below a startup kit; without RUN list what is there. Data, logs and "
-        "results are not touched. Exit code 0, 1 where something could not be removed, 2 for a mistake.",
+        description="Remove the state of a run below a startup kit; without RUN list what is there. Data, logs, "
+        "results and the privacy ledger are not touched. Exit code 0, 1 where something could not be removed, 2 for a "
+        "mistake.",
     )
     purge.add_argument("kit", type=Path, metavar="KIT", help="startup kit of the site or the server")
     purge.add_argument("run", nargs="?", metavar="RUN", help="job id, or run id of results.json")

@@ -19,8 +19,10 @@ from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
 from harmofl.app.limit_checks import check_default_limits, check_limits, check_patients, minimum_cases_of
 from harmofl.app.machine import Demand
+from harmofl.app.privacy import check_ledger, kept_parts
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
+from harmofl.data.splits import keep_parts
 from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_setting
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, refuse_links, sha256
@@ -85,6 +87,7 @@ def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | N
         yield "policy", lambda: check_policy(kit)
         yield "limits", lambda: check_limits(kit, job, experiment)
         yield "approval", lambda: check_approval(kit, job)
+        yield "privacy", lambda: check_ledger(kit, experiment)
     demand = _demand(kit, job, experiment, held) if job and experiment else None
     if kit.kind == "client":
         yield "GPU", lambda: machine.check_gpu(kit, demand)
@@ -172,7 +175,8 @@ def _unusable(folder: Path) -> tuple[str, str] | None:
 def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[list[Check], int]:
     from harmofl.app.inspection import inspect
 
-    inspection = inspect(root, job, experiment, kit.name, minimum_cases_of(kit))
+    with keep_parts(kept_parts(kit, experiment.task)):
+        inspection = inspect(root, job, experiment, kit.name, minimum_cases_of(kit))
     checks = [Check("error", "data", problem) for problem in inspection.problems]
     held = 0
     for site in inspection.sites:

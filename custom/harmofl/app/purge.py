@@ -14,6 +14,7 @@ import psutil
 from harmofl.app.job import JobError
 from harmofl.app.kit import Kit, open_kit
 from harmofl.experiment import FILE_NAME, ExperimentError, read_settings
+from harmofl.flare.privacy_ledger import FOLDER
 from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_setting
 
 # FLARE's processes of a job, which run it at a site and at the server; the run folder stays when they have ended
@@ -123,6 +124,8 @@ def _checkpoint(folder: Path) -> tuple[str | None, int]:
 
 
 def _list(root: Path, held: dict[str, Kept], images: Sequence[Path]) -> None:
+    if (root / FOLDER).is_dir():
+        _say(f"the privacy ledger in {root / FOLDER} is never removed here: with it the site would forget what left it")
     if not held and not images:
         _say(f"nothing is kept in {root}; where start.sh had HARMOFL_STATE_ROOT set, set it here too")
         return

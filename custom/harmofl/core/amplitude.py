@@ -119,6 +119,11 @@ class RunningAmplitude:
             self._weights = torch.nn.functional.pad(self._weights, (0, missing))
         self._weights.index_add_(1, items, counted_BC.T * each[:, None].double())
 
+    @property
+    def weights(self) -> Tensor:
+        """What each numbered image weighs in the mean of each channel, up to a factor a channel, (C, N) float64."""
+        return self._weights
+
     def behind(self) -> Tensor:
         """Which numbered images stand behind the mean of each channel, (C, N) bool.
 

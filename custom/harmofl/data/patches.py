@@ -14,7 +14,7 @@ from torch.utils.data import Dataset
 from harmofl.data.findings import CaseError, DataRootError, Finding, count_text, refusal
 from harmofl.data.patch_index import PatchIndex
 from harmofl.data.rasters import Picture, read_rgb
-from harmofl.data.splits import FRACTIONS, PARTS, SITE, Part, split_cases
+from harmofl.data.splits import FRACTIONS, PARTS, SITE, Part, known_parts, note_parts, note_whole, split_cases
 
 LABELS = ("normal", "tumor")  # names of the classes 0 and 1
 SAMPLE = 500  # patches decoded before training
@@ -48,7 +48,8 @@ def split_by_slide(index: PatchIndex, seed: int, fractions: tuple[float, float, 
     lacks a label, the smallest patient who brings it and leaves both labels where it was changes places with a patient
     of that part, with a notice: the number of patients in each part stays. Where none can change places, one is moved;
     where none can be spared, a warning says that scores of this part are undefined. New slides of known patients
-    change no part unless a label was missing; `split_cases` says what new patients change.
+    change no part unless a label was missing; `split_cases` says what new patients change. Where patients have parts
+    since an earlier job nobody changes places, and the warning stands alone.
 
     Args:
         index: patches of one site.
@@ -60,9 +61,11 @@ def split_by_slide(index: PatchIndex, seed: int, fractions: tuple[float, float, 
     parts: dict[Part, list[str]] = {part: list(getattr(split, part)) for part in PARTS}
     counts = _patient_labels(index)
     findings = list(split.findings)
+    fixed = bool(known_parts(patients))
     for part in PARTS:
         if parts[part]:
-            findings += _complete_labels(parts, part, counts)
+            findings += _missing_labels(parts, part, counts) if fixed else _complete_labels(parts, part, counts)
+    note_parts(parts)
     code = {name: position for position, name in enumerate(index.patients)}
     train, val, test = (np.flatnonzero(np.isin(index.patient, [code[name] for name in parts[part]])) for part in PARTS)
     return PatchSplit(train, val, test, tuple(findings))
@@ -78,6 +81,7 @@ def split_patches_as_published(index: PatchIndex, seed: int) -> PatchSplit:
         seed: seed of the permutation.
     """
     permuted = np.random.default_rng(seed).permutation(len(index))
+    note_whole(*(held.tobytes() for held in (index.slide, index.x, index.y)), repr(index.slides).encode())
     first, second = len(permuted) * 64 // 100, len(permuted) * 80 // 100
     message = "patches of one slide are in training and test (as published), test scores are too high"
     leak = Finding("warning", "patch_leakage", SITE, message, "split by patient for results that count")
@@ -109,9 +113,19 @@ def _complete_labels(parts: dict[Part, list[str]], part: Part, counts: dict[str,
             parts[part].append(moved)
             findings.append(Finding("notice", "split_filled", f"patient {moved}", f"moved from {giver} to {message}"))
         else:
-            message = f"{part} holds no {LABELS[label]} patch and no other part can spare a patient with one"
-            findings.append(Finding("warning", "one_label", SITE, message, "add patients, or expect undefined scores"))
+            findings.append(_one_label(part, int(label), "and no other part can spare a patient with one"))
     return findings
+
+
+def _missing_labels(parts: dict[Part, list[str]], part: Part, counts: dict[str, NDArray[np.int64]]) -> list[Finding]:
+    """Name the labels that a part lacks where nobody may move."""
+    lacking = np.flatnonzero(_labels_of(parts[part], counts) == 0).tolist()
+    return [_one_label(part, label, "and patients stay in the parts of this site's first job") for label in lacking]
+
+
+def _one_label(part: Part, label: int, why: str) -> Finding:
+    message = f"{part} holds no {LABELS[label]} patch {why}"
+    return Finding("warning", "one_label", SITE, message, "add patients, or expect undefined scores")
 
 
 def _labels_of(patients: Sequence[str], counts: dict[str, NDArray[np.int64]]) -> NDArray[np.int64]:

@@ -95,6 +95,8 @@ class SiteResult(Record):
 
     `amplitude_patients` are those behind the amplitude that it sent; None where it sent none, or a run did not tell.
     `not_sent` names the scores of too few patients, by `validation` and the models; `limits` are the site's own.
+    `releases` counts amplitudes of the task over all jobs, as the site's ledger says: `new`, `repeated` and `withheld`;
+    empty in simulation.
     """
 
     cases_used: dict[str, int]
@@ -110,6 +112,7 @@ class SiteResult(Record):
     amplitude_noise: NoiseStatement | None
     not_sent: dict[Literal["validation", "final", "best"], list[str]] = {}
     limits: dict[str, StrictBool | int | list[str]] = {}
+    releases: dict[str, int] = {}
 
     def missing(self, score: str, model: str = "best") -> str:
         """In words, why a score that this site does not show is not there."""

@@ -213,7 +213,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             self.system_panic(
                 f"the amplitude of {count_text(len(sites), 'site')} arrived, amplitude.minimum_sites is {needed} "
                 f"({self.run.reasons(missing, silent)}); a site sends none of fewer training patients than "
-                "amplitude.minimum_cases or its own limit",
+                "amplitude.minimum_cases or its own limit, nor one that its ledger of earlier releases holds back",
                 fl_ctx,
             )
             return False

@@ -19,7 +19,7 @@ from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.approval import require_approval_of_running_job
-from harmofl.flare.filters import note_run, require_filter
+from harmofl.flare.filters import note_offer, note_run, require_filter
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.received_amplitude import refuse_amplitude_task, refuse_other_amplitude
 from harmofl.flare.site import SiteConfig, SiteError, is_simulated, resolve_job, simulated_data_root, site_config
@@ -73,7 +73,6 @@ class HarmoFLExecutor(Executor):
         from harmofl.flare.participant import Participant
         from harmofl.flare.run_owner import refuse_run_of_another
         from harmofl.flare.run_ownership import refuse_other_run
-        from harmofl.flare.state import SiteState
         from harmofl.tasks import is_outside
 
         header = read_header(shareable)
@@ -86,21 +85,22 @@ class HarmoFLExecutor(Executor):
         experiment = self._experiment(header, site, fl_ctx)
         header.refuse_misfit(task_name, experiment, simulated=site.simulated)
         refuse_excess(site, experiment, _count_sites(fl_ctx))
-        if not site.simulated:
-            state = SiteState(site.state_root / "state", header.run_id)
-            refuse_other_run(state, str(fl_ctx.get_job_id()), experiment)
-            refuse_run_of_another(state, site.name, fl_ctx)
         if not is_outside(experiment.task):  # that of somebody else may use any part of MONAI
             import_lean_monai()
         self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")
         pool = {name: simulated_data_root(name, fl_ctx) for name in header.pooled_sites}
         clock = TaskClock(site, lambda: abort_signal.triggered)
         participant = Participant(experiment, site, header.run_id, clock.should_stop, self.logger, pool=pool)
+        if not site.simulated:
+            refuse_other_run(participant.state, str(fl_ctx.get_job_id()), experiment)
+            refuse_run_of_another(participant.state, site.name, fl_ctx)
         try:
             result = self._dispatch(participant, task_name, header, shareable)
         except TrainingStoppedError:
             clock.refuse_late()
             raise
+        if result.amplitude is not None and site.amplitude_noise is not None:
+            note_offer(fl_ctx, participant.amplitude_offer)
         if not site.simulated:
             scope: Mapping[str, Any] = fl_ctx.get_prop(FLContextKey.SCOPE_PROPERTIES) or {}
             refuse_other_names(result.numbers, allowed_names(scope))

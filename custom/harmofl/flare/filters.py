@@ -1,10 +1,10 @@
 """AmplitudeFilter: what a site lets out, decided by the site and not by a job."""
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from nvflare.apis.dxo import DXO, MetaKey, from_shareable
@@ -16,11 +16,15 @@ from nvflare.apis.shareable import Shareable
 from harmofl.evidence.results import NoiseStatement
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.progress import FINDINGS
-from harmofl.flare.site import SiteError, site_config, site_settings
+from harmofl.flare.site import SiteError, is_simulated, site_config, site_settings
 from harmofl.flare.site_settings import NoiseSettings
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, pack_error, pack_update, unpack_update
 
-_RUN_ID = "harmofl.run_id"
+if TYPE_CHECKING:
+    from harmofl.flare.releases import Offer
+    from harmofl.flare.state import SiteState
+
+_RUN_ID, _OFFER = "harmofl.run_id", "harmofl.offer"
 _SENT = "amplitude_sent"
 
 
@@ -35,8 +39,8 @@ class AmplitudeFilter(Filter):
     beforehand, and refuses any other answer as a whole; this also means that jobs of other software need a scope of
     their own. It drops an amplitude of fewer patients than the scope's `minimum_cases` (5); weights and numbers leave
     without it. Where the scope asks for `amplitude_noise`, it drops an amplitude whose patients were not clipped as
-    asked, and adds the noise. A run gets one noised amplitude: what was sent is kept with the site's state, and sent
-    again when the run asks again.
+    asked, and adds the noise. A run gets one noised amplitude, and every other run of the same patients and settings
+    gets the same one: what was sent stands in the site's ledger of releases, and is sent again.
     """
 
     def process(self, shareable: Shareable, fl_ctx: FLContext) -> Shareable:
@@ -60,7 +64,7 @@ class AmplitudeFilter(Filter):
                 self.log_warning(fl_ctx, f"amplitude not sent: {problem}", fire_event=False)
                 return pack_update(replace(update, amplitude=None))
             if noise:
-                update = replace(update, amplitude=self._noised(update.amplitude, noise, fl_ctx))
+                update = self._noised(update, noise, fl_ctx)
         except (RuntimeError, OSError, ValueError) as error:
             FINDINGS.warning(f"{fl_ctx.get_identity_name()}: {error}")
             raise RefusedAnswerError(
@@ -90,42 +94,73 @@ class AmplitudeFilter(Filter):
             "harmofl.flare.wire.SiteNumbers lists; harmofl.findings says what"
         )
 
-    def _noised(self, statistic: AmplitudeStatistic, noise: NoiseSettings, fl_ctx: FLContext) -> AmplitudeStatistic:
-        # torch and scipy are needed here only
-        import torch
-
-        from harmofl.core.gaussian_mechanism import calibrate_sigma, gaussian_noise
+    def _noised(self, update: UpdateMessage, noise: NoiseSettings, fl_ctx: FLContext) -> UpdateMessage:
+        """The answer with noise on its amplitude, or with what left before in its place."""
+        from harmofl.flare.local_amplitude import RELEASES, release_line
+        from harmofl.flare.releases import release
         from harmofl.flare.state import SiteState
 
+        statistic = update.amplitude
+        assert statistic is not None, "checked before"
         state = SiteState(_state_folder(fl_ctx), _run_id(fl_ctx))
-        held = state.load_once(_SENT)
-        if held is None:
-            assert statistic.patients is not None and statistic.clip is not None, "checked when it was read"
-            sigma = calibrate_sigma(noise.epsilon, noise.delta, 2 * statistic.clip / statistic.patients)
-            said = NoiseStatement(
-                mechanism="analytic_gaussian",
-                epsilon=noise.epsilon,
-                delta=noise.delta,
-                clip=statistic.clip,
-                patients=statistic.patients,
-                sigma=sigma,
+        if is_simulated(fl_ctx):
+            return replace(update, amplitude=_kept_for_the_run(state, lambda: _with_noise(statistic, noise)))
+        offer = fl_ctx.get_prop(_OFFER)
+        if offer is None or offer.run != state.run_id:
+            self.log_warning(
+                fl_ctx, "amplitude not sent: whose it is was not told to the ledger of releases", fire_event=False
             )
-            values = statistic.values + gaussian_noise(statistic.values.shape, sigma)
-            if values.ndim > 2:  # an amplitude (C, rows, columns) is 0 or more, a log profile (C, bins) is not
-                values = values.clip(min=0)
-            held = {
-                "values": torch.as_tensor(values.astype(np.float32)),
-                "images": statistic.images,
-                "noise": said.model_dump(),
-            }
-            state.save_once(_SENT, held)
-        said = NoiseStatement.model_validate(held["noise"])
-        return AmplitudeStatistic(held["values"].numpy(), held["images"], said.patients, noise=said)
+            return replace(update, amplitude=None)
+        answer = release(site_config(fl_ctx).state_root, offer, lambda: _with_noise(statistic, noise))
+        state.save_once(RELEASES, answer.counts)
+        if line := release_line(answer.outcome, answer.statistic, offer.limit):
+            (self.log_warning if answer.outcome == "withheld" else self.log_info)(fl_ctx, line, fire_event=False)
+        return replace(update, amplitude=answer.statistic)
+
+
+def _with_noise(statistic: AmplitudeStatistic, noise: NoiseSettings) -> AmplitudeStatistic:
+    # torch and scipy are needed here only
+    from harmofl.core.gaussian_mechanism import calibrate_sigma, gaussian_noise
+
+    assert statistic.patients is not None and statistic.clip is not None, "checked when it was read"
+    sigma = calibrate_sigma(noise.epsilon, noise.delta, 2 * statistic.clip / statistic.patients)
+    said = NoiseStatement(
+        mechanism="analytic_gaussian",
+        epsilon=noise.epsilon,
+        delta=noise.delta,
+        clip=statistic.clip,
+        patients=statistic.patients,
+        sigma=sigma,
+    )
+    values = statistic.values + gaussian_noise(statistic.values.shape, sigma)
+    if values.ndim > 2:  # an amplitude (C, rows, columns) is 0 or more, a log profile (C, bins) is not
+        values = values.clip(min=0)
+    return AmplitudeStatistic(values.astype(np.float32), statistic.images, said.patients, noise=said)
+
+
+def _kept_for_the_run(state: "SiteState", draw: Callable[[], AmplitudeStatistic]) -> AmplitudeStatistic:
+    """In simulation, where there is no ledger: what this run got, drawn once."""
+    import torch
+
+    held = state.load_once(_SENT)
+    if held is None:
+        drawn = draw()
+        assert drawn.noise is not None, "just drawn"
+        values = torch.as_tensor(drawn.values)
+        held = {"values": values, "images": drawn.images, "noise": drawn.noise.model_dump()}
+        state.save_once(_SENT, held)
+    said = NoiseStatement.model_validate(held["noise"])
+    return AmplitudeStatistic(held["values"].numpy(), held["images"], said.patients, noise=said)
 
 
 def note_run(fl_ctx: FLContext, run_id: str) -> None:
     """Tell the filter which run a task belongs to; FLARE takes the task's data away before filters run."""
     fl_ctx.set_prop(_RUN_ID, run_id, private=True, sticky=False)
+
+
+def note_offer(fl_ctx: FLContext, offer: "Offer | None") -> None:
+    """Tell the filter whose images an amplitude is of; no answer says that."""
+    fl_ctx.set_prop(_OFFER, offer, private=True, sticky=False)
 
 
 def require_filter(fl_ctx: FLContext) -> None:

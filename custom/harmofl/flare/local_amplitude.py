@@ -1,5 +1,8 @@
 """A site's amplitude statistic: the exact one that it uses itself, and what it sends of it."""
 
+import hashlib
+import json
+import logging
 from collections.abc import Callable, Iterator
 from logging import Logger, LoggerAdapter
 from typing import Any
@@ -13,12 +16,14 @@ from harmofl.core.contrast import has_contrast
 from harmofl.core.gaussian_mechanism import ClippedMean, clipping_center
 from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
+from harmofl.flare.releases import Offer, Outcome, members_of, release
 from harmofl.flare.site import SiteConfig
 from harmofl.flare.state import SiteState
 from harmofl.flare.wire import AmplitudeStatistic
 from harmofl.tasks import SiteData
 
 BLANK_IMAGE = "blank_image"  # code of the training images that were left out in a channel
+RELEASES = "releases"  # in a run's state: how many statistics of its task have left this site
 _KEPT = "amplitude"
 Images = Callable[["Dataset[Any]"], Iterator[Tensor]]
 
@@ -48,22 +53,24 @@ class LocalAmplitude:
         """Bind to a site's data; `images` gives the batches of a data set in order, on the site's device."""
         self._experiment, self._channels, self._site, self._state = experiment, channels, site, state
         self._data, self._images, self._logger = data, images, logger
+        self.offer: Offer | None = None
 
     def before_training(self) -> AmplitudeStatistic | None:
         """What leaves of the mean over all training images, None where too few patients stand behind it."""
-        return self._sent(self._exact())
+        exact = self._exact()
+        return self._sent(exact, self._kept(exact))
 
     def of_first_round(self, normalization: AmplitudeNormalization) -> AmplitudeStatistic | None:
         """What leaves of the statistic that was gathered while training, None where there is none or of too few."""
         if not normalization.local.began:
             return None
-        return self._sent(self._kept(normalization.local))
+        return self._sent(normalization.local, self._kept(normalization.local))
 
     def own_profile(self) -> Tensor:
         """This site's own mean profile; a site that joined late or lost its state computes it now."""
         held = self._state.load_once(_KEPT)
         if held is None:
-            return torch.as_tensor(self._exact().values)
+            return torch.as_tensor(self._kept(self._exact()).values)
         own: Tensor = held["own"]
         return own
 
@@ -73,14 +80,14 @@ class LocalAmplitude:
         held = self._state.load_once(_KEPT)
         return 0 if held is None else int(held.get("blank", 0))
 
-    def _exact(self) -> AmplitudeStatistic:
+    def _exact(self) -> RunningAmplitude:
         exact = build_normalization(self._experiment, self._channels, estimation="before_training")
         start = 0
         for images in self._images(self._data.training):
             exact.observe(images, items_B=torch.arange(start, start + len(images)))
             start += len(images)
         assert exact.local.began, "a training split is never empty here"
-        return self._kept(exact.local)
+        return exact.local
 
     def _kept(self, local: RunningAmplitude) -> AmplitudeStatistic:
         own, blank = local.mean.cpu(), local.blank
@@ -89,19 +96,68 @@ class LocalAmplitude:
             self._logger.warning(f"{blank} training images have no contrast in a channel, which is in no amplitude")
         return AmplitudeStatistic(own.numpy(), local.images, patients=patients_behind(local, self._data))
 
-    def _sent(self, measured: AmplitudeStatistic) -> AmplitudeStatistic | None:
+    def _sent(self, local: RunningAmplitude, measured: AmplitudeStatistic) -> AmplitudeStatistic | None:
         """The mean amplitude of few is close to an image: the stricter of the site's and the job's minimum holds."""
         noise = self._site.amplitude_noise
         if noise is None:
             assert measured.patients is not None, "of a site"
-            return measured if self._are_enough(measured.patients, measured.images) else None
+            return self._released(local, measured) if self._are_enough(measured.patients, measured.images) else None
         if self._experiment.data.split == "as_published":
             self._logger.warning(
                 "amplitude not sent: with data.split as_published the images of one patient decide which images of the "
                 "others train, so that the noise would not hide that patient; this site trains with the global one"
             )
             return None
-        return self._clipped(noise.relative_clip) if self._are_enough(self._data.patient_count) else None
+        if not self._are_enough(self._data.patient_count):
+            return None
+        clipped = self._clipped(noise.relative_clip)
+        if clipped is not None:
+            unreadable = set(self._data.unreadable())
+            marks = ["u" if item in unreadable else "1" for item in range(len(self._data.training_patients))]
+            self.offer = self._offered(marks, weighted=False)
+        return clipped
+
+    def _released(self, local: RunningAmplitude, measured: AmplitudeStatistic) -> AmplitudeStatistic | None:
+        """The statistic as far as the ledger of this site's releases lets it leave."""
+        if self._site.simulated:
+            return measured
+        offer = self._offered(*marks_of(local, self._data))
+        answer = release(self._site.state_root, offer, lambda: measured)
+        self._state.save_once(RELEASES, answer.counts)
+        if line := release_line(answer.outcome, answer.statistic, offer.limit):
+            self._logger.log(logging.WARNING if answer.outcome == "withheld" else logging.INFO, line)
+        return answer.statistic
+
+    def _offered(self, marks: list[str], weighted: bool) -> Offer:
+        data = self._data
+        return Offer(
+            task=self._experiment.task,
+            run=self._state.run_id,
+            statistic=self._described(),
+            members=members_of(data.training_cases or data.training_patients, data.training_patients, marks),
+            weighted=weighted,
+            limit=self._site.minimum_cases,
+        )
+
+    def _described(self) -> dict[str, Any]:
+        """What makes one statistic of one set: all that decides what is made of an image, and the noise."""
+        settings, size, noise = self._experiment.amplitude, self._experiment.data, self._site.amplitude_noise
+        reader = json.dumps(self._experiment.reader, sort_keys=True)
+        described: dict[str, Any] = {
+            "region": settings.region,
+            "intensity": settings.intensity,
+            "estimation": settings.estimation if noise is None else "clipped_mean",
+            "channels": self._channels,
+            "height": size.height,
+            "width": size.width,
+            "reader": hashlib.sha256(reader.encode()).hexdigest()[:16],
+            "noise": None if noise is None else noise.model_dump(),
+        }
+        if settings.region == "low":
+            described["low_fraction"] = settings.low_fraction
+        if described["estimation"] == "running_mean":
+            described["momentum"] = settings.momentum
+        return described
 
     def _are_enough(self, patients: int, images: int | None = None) -> bool:
         needed = max(self._experiment.amplitude.minimum_cases, self._site.minimum_cases)
@@ -177,6 +233,36 @@ def patients_behind(local: RunningAmplitude, data: SiteData) -> int:
         for row in local.behind()
     ]
     return min(map(len, behind), default=0)
+
+
+def marks_of(local: RunningAmplitude, data: SiteData) -> tuple[list[str], bool]:
+    """What each training item weighs in a mean, as text that is empty for those not in it; whether weights differ.
+
+    An item that another patient's image stands in for is marked as such: once it can be read the mean is another one.
+    """
+    weights = torch.zeros(local.weights.shape[0], len(data.training_patients), dtype=torch.float64)
+    weights[:, : local.weights.shape[1]] = local.weights
+    relative = weights / weights.amax(1, keepdim=True).clamp_min(torch.finfo(torch.float64).tiny)
+    weighted = bool(((relative > 0) & (relative < 1 - 1e-9)).any())
+    unreadable = set(data.unreadable())
+    marks = []
+    for item, of_channels in enumerate(relative.T.tolist()):
+        mark = ",".join(f"{weight:.6g}" for weight in of_channels) if any(of_channels) else ""
+        marks.append(f"u{mark}" if mark and item in unreadable else mark)
+    return marks, weighted
+
+
+def release_line(outcome: Outcome, statistic: AmplitudeStatistic | None, limit: int) -> str:
+    """What a site's log says about a statistic that was not released as measured; empty where it was."""
+    if outcome == "new":
+        return ""
+    if outcome == "repeated":
+        return "amplitude: this run or this set of patients had it before, so the same array is sent again"
+    then = "that of an earlier set is sent again" if statistic is not None else "none is sent"
+    return (
+        f"amplitude not released: with what has left this site before it would tell about fewer than {limit} patients; "
+        f"{then}, and new patients wait until enough have come (harmofl privacy shows the ledger)"
+    )
 
 
 def build_normalization(

@@ -55,7 +55,8 @@ def amplitude_notes(run: ServerRun) -> list[str]:
         return []
     return [
         f"{', '.join(without)} sent no amplitude (fewer training patients than amplitude.minimum_cases or its own "
-        f"limit, or no answer); training and scores there are with the global one, of {', '.join(run.amplitude_sites)}"
+        "limit, held back by its ledger of earlier releases, or no answer); training and scores there are with the "
+        f"global one, of {', '.join(run.amplitude_sites)}"
     ]
 
 

@@ -36,16 +36,17 @@ from harmofl.flare.devices import (
     main_device,
     make_deterministic,
 )
-from harmofl.flare.local_amplitude import BLANK_IMAGE, LocalAmplitude, build_normalization
+from harmofl.flare.local_amplitude import BLANK_IMAGE, RELEASES, LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
 from harmofl.flare.pooled_data import pooled
 from harmofl.flare.progress import FINDINGS, SiteLogger, log_findings
 from harmofl.flare.released_scores import released_scores, released_validation
+from harmofl.flare.releases import Offer
 from harmofl.flare.round_start import RoundStart, failed_to_compile, round_optimizer, round_settings
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.site_limits import limits_in_force, refuse_few_patients
-from harmofl.flare.split_memory import changed_split
+from harmofl.flare.split_memory import changed_split, open_with_kept_split
 from harmofl.flare.state import SiteState
 from harmofl.flare.wire import AmplitudeStatistic, Arrays, MessageError, ModelMessage, UpdateMessage
 from harmofl.tasks import Evaluation, SiteData, load_task, untrained_network
@@ -130,7 +131,11 @@ class Participant:
             self._task.write_demo(cases, name, experiment)
         else:
             cases = self._task.locate(root, name, experiment)
-        return self._task.open_site(cases, name, experiment, folder / "cache")
+
+        def read() -> SiteData:
+            return self._task.open_site(cases, name, experiment, folder / "cache")
+
+        return read() if self._site.simulated else open_with_kept_split(self._site, experiment, self._run_id, read)
 
     def _log_findings(self, data: SiteData) -> None:
         """Log what was found once a run, not in every task."""
@@ -173,6 +178,11 @@ class Participant:
         measured = self._amplitude.before_training()
         return UpdateMessage(amplitude=measured, numbers=self._counts())
 
+    @property
+    def amplitude_offer(self) -> Offer | None:
+        """What the site's filter holds against the ledger before it adds noise; None where it adds none."""
+        return self._amplitude.offer
+
     def train(self, round_number: int, received: ModelMessage, best_round: int | None = None) -> UpdateMessage:
         """Score the received model on validation data, train it for one round, answer with the difference.
 
@@ -206,7 +216,7 @@ class Participant:
         self._local.keep_best(best_round)
         kept = self._local.remembered(network)
         self._state.save_round(round_number, {"optimizer": optimizer.state_dict(), **kept})
-        numbers |= {
+        numbers |= self._releases() | {
             "steps": result.steps,
             "skipped_steps": result.skipped_steps,
             "images": result.images,
@@ -350,7 +360,12 @@ class Participant:
         warned = data.warned | ({BLANK_IMAGE: blank} if blank else {})
         counts = {"cases": data.cases, "skipped": data.skipped(), "warnings": warned, "demo": self._site.demo}
         in_force = limits_in_force(self._site)
-        return counts | ({"limits": in_force} if in_force else {})
+        return counts | self._releases() | ({"limits": in_force} if in_force else {})
+
+    def _releases(self) -> dict[str, Any]:
+        """How many amplitudes have left this site, as far as this run knows; nothing where there is no ledger."""
+        held = self._state.load_once(RELEASES)
+        return {} if held is None else {RELEASES: held}
 
     def _stop_if_asked(self) -> None:
         if self._should_stop():

@@ -94,7 +94,8 @@ class SiteNumbers(BaseModel):
 
     `patients` tells which cases of `test` are of one patient, by numbers counted from 0. `summaries` stand in place of
     `test` where the scores of single cases do not leave; `not_sent` names the scores that too few patients have;
-    `limits` are those in force at the site.
+    `limits` are those in force at the site. `releases` counts the site's amplitudes of this task over all jobs: that
+    left for the first time, were sent again, were held back.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -116,6 +117,7 @@ class SiteNumbers(BaseModel):
     summaries: dict[Scored, dict[Code, ReleasedSummary]] = {}
     not_sent: dict[Literal["validation", "final", "best"], list[Code]] = {}
     limits: dict[Code, StrictBool | Count | list[Code]] = {}
+    releases: dict[Literal["new", "repeated", "withheld"], Count] = {}
 
     @model_validator(mode="after")
     def _a_patient_for_each_case(self) -> "SiteNumbers":

@@ -22,7 +22,8 @@ class SiteData:
     not used so far. Both leave the site; `findings`, and those met only later, which name files, do not.
     `training_patients` tells for each training item whose it is: how many differ decides whether an amplitude may be
     sent, and each patient's part is clipped where the site adds noise to it. `unreadable` names the training items that
-    were found so far to be another's in their place.
+    were found so far to be another's in their place. `training_cases` tells for each training item of which case it is,
+    where that is more than whose it is: a rule that finds patients in names can change, the cases stay.
     """
 
     training: "Dataset[Any]"
@@ -34,6 +35,7 @@ class SiteData:
     training_patients: Sequence[Hashable]
     late_findings: "Callable[[], list[Finding]]" = list
     unreadable: Callable[[], Sequence[int]] = tuple
+    training_cases: Sequence[Hashable] = ()
 
     @property
     def patient_count(self) -> int:

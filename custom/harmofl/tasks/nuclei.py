@@ -132,6 +132,7 @@ class NucleiTask:
             cases={"training": len(split["train"]), "validation": len(split["val"]), "test": len(split["test"])},
             skipped=lambda: skipped,
             training_patients=training.patients,
+            training_cases=[name for name, _, _ in training.keys],
         )
 
     def inspect(self, folder: Path, site: str, experiment: "Experiment") -> FolderReport:

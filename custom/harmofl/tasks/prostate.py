@@ -107,8 +107,8 @@ class ProstateTask:
     def open_site(self, folder: Path, site: str, experiment: "Experiment", cache: Path) -> SiteData:
         """Read, split and check a site's cases; decoded volumes are kept under `cache`, never beside the data."""
         settings = volume_settings(experiment)
-        cases, findings = find_cases(folder)
-        volumes, more = read_site(cases, settings, VolumeCache(cache))
+        found, findings = find_cases(folder)
+        volumes, more = read_site(found, settings, VolumeCache(cache))
         findings += more
         if experiment.data.split == "as_published":
             training, validation, test, more = self._split_slices(volumes, experiment)
@@ -117,9 +117,12 @@ class ProstateTask:
         findings += more
         used = {volume.name for volume in training.volumes} - set(training.without_window)
         counts = {"training": len(used), "validation": len(validation), "test": len(test)}
-        patients = [experiment.data.patient_of(name) for name, _ in training.keys]
+        cases = [name for name, _ in training.keys]
+        patients = [experiment.data.patient_of(name) for name in cases]
         skipped = Counter(finding.code for finding in findings if finding.severity == "error")
-        return SiteData(training, validation, test, findings, counts, lambda: dict(skipped), patients)
+        return SiteData(
+            training, validation, test, findings, counts, lambda: dict(skipped), patients, training_cases=cases
+        )
 
     def inspect(self, folder: Path, site: str, experiment: "Experiment") -> FolderReport:
         """Read every case as training would and report on all of them."""

@@ -92,15 +92,17 @@ def test_what_left_each_site_and_with_what_noise(results, rounds, tmp_path):
     held = results.model_dump()
     noise = {"mechanism": "analytic_gaussian", "epsilon": 1, "delta": 1e-5, "clip": 5, "patients": 40, "sigma": 0.93}
     held["sites"]["HEALTHY"] |= {"amplitude_noise": noise, "amplitude_patients": 40}
+    held["sites"]["HEALTHY"]["releases"] = {"new": 2, "repeated": 1, "withheld": 3}
     held["sites"]["SILENT"]["amplitude_sent"] = False
     write_report(Results.model_validate(held), rounds, tmp_path / "report.html")
     tables = Page((tmp_path / "report.html").read_text(encoding="utf-8")).tables
-    (sent,) = [table for table in tables if table[0][-1] == "numbers sent, bytes"]
+    (sent,) = [table for table in tables if "numbers sent, bytes" in table[0]]
     left = {row[0]: row[2:] for row in sent}
-    # megabytes of weights, bytes of the amplitude, patients behind it, noise on it, bytes of the numbers
-    assert left["HEALTHY"] == ["1.2", "132", "40", "epsilon 1, delta 1e-05, 40 patients clipped at 5", "900"]
-    assert left["EMPTY"] == ["1.2", "132", "–", "none", "900"]
-    assert left["SILENT"] == ["1.2", "132", "–", "–", "900"]
+    # megabytes of weights, bytes of the amplitude, patients behind it, noise on it, bytes of the numbers, the ledger
+    counted = "2 released, 1 sent again, 3 held back"
+    assert left["HEALTHY"] == ["1.2", "132", "40", "epsilon 1, delta 1e-05, 40 patients clipped at 5", "900", counted]
+    assert left["EMPTY"] == ["1.2", "132", "–", "none", "900", "not counted"]
+    assert left["SILENT"] == ["1.2", "132", "–", "–", "900", "not counted"]
 
 
 def test_data_findings_are_counts_by_code(results, rounds, tmp_path):

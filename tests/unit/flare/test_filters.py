@@ -13,7 +13,8 @@ from nvflare.apis.utils.task_utils import apply_filters
 from nvflare.private.privacy_manager import Scope
 
 from harmofl.core.gaussian_mechanism import gaussian_delta
-from harmofl.flare.filters import AmplitudeFilter, RefusedAnswerError, note_run, require_filter
+from harmofl.flare.filters import AmplitudeFilter, RefusedAnswerError, note_offer, note_run, require_filter
+from harmofl.flare.releases import Offer
 from harmofl.flare.site import SiteError
 from harmofl.flare.wire import AmplitudeStatistic, UpdateMessage, error_reply, pack_update, read_error, unpack_update
 
@@ -40,7 +41,10 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     for variable in ("HARMOFL_DATA_ROOT", "HARMOFL_STATE_ROOT"):
         monkeypatch.delenv(variable, raising=False)
 
-    def make(run_id: str | None = "run1", listed: bool = True, **properties: Any) -> FLContext:
+    def make(
+        run_id: str | None = "run1", listed: bool = True, patients: str | None = None, **properties: Any
+    ) -> FLContext:
+        """Runs are of patients of their own unless they are said to share them."""
         fl_ctx = FLContextManager(None, "HK", "job", {}, {}).new_context()
         scope = Scope()
         scope.set_props({"data_root": "/data"} | properties)
@@ -51,6 +55,9 @@ def context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         fl_ctx.set_prop(FLContextKey.SCOPE_PROPERTIES, scope.props, private=True)
         if run_id is not None:
             note_run(fl_ctx, run_id)
+            members = tuple((f"{patients or run_id}{case}", f"{patients or run_id}{case}", "0:1") for case in range(6))
+            statistic = {"region": "low", "noise": properties.get("amplitude_noise")}
+            note_offer(fl_ctx, Offer("prostate", run_id, statistic, members, weighted=False, limit=5))
         return fl_ctx
 
     return make
@@ -252,12 +259,28 @@ def test_a_run_that_asks_again_gets_the_same_array(context: Any) -> None:
     assert not np.array_equal(first.values, other.values)
 
 
+def test_another_run_of_the_same_patients_gets_the_same_array_and_costs_no_epsilon(context: Any) -> None:
+    first = sent_amplitude(answer(clip=3.0), context("run1", patients="p", amplitude_noise=NOISE))
+    again = sent_amplitude(answer(clip=3.0, value=9.0), context("run2", patients="p", amplitude_noise=NOISE))
+    assert np.array_equal(first.values, again.values) and first.noise == again.noise
+    stricter = NOISE | {"epsilon": 0.5}
+    drawn = sent_amplitude(answer(clip=3.0), context("run3", patients="p", amplitude_noise=stricter))
+    assert not np.array_equal(first.values, drawn.values), "other noise is another release"
+
+
+def test_without_whose_it_is_no_noised_amplitude_leaves(context: Any, caplog: pytest.LogCaptureFixture) -> None:
+    fl_ctx = context(amplitude_noise=NOISE)
+    note_offer(fl_ctx, None)
+    result = unpack_update(filtered(answer(clip=3.0), fl_ctx))
+    assert result.amplitude is None and result.difference is not None
+    assert "whose it is was not told" in caplog.text
+
+
 def test_an_array_sent_that_cannot_be_read_is_not_drawn_anew(context: Any, tmp_path: Path) -> None:
     sent_amplitude(answer(clip=3.0), context(amplitude_noise=NOISE))
-    [path] = tmp_path.rglob("amplitude_sent.pt")
-    assert path.parent.name == "run1"
+    [path] = tmp_path.rglob("ledger.json")
     path.write_bytes(b"damaged")
-    with pytest.raises(RefusedAnswerError, match="StateError"):
+    with pytest.raises(RefusedAnswerError, match="SiteError"):
         filtered(answer(clip=3.0), context(amplitude_noise=NOISE))
 
 

@@ -17,6 +17,7 @@ from harmofl.flare.executor import HarmoFLExecutor
 from harmofl.flare.participant import Participant
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.site_settings import LimitSettings, SiteSettings
+from harmofl.flare.state import SiteState
 from harmofl.flare.task_header import TaskHeader
 from harmofl.flare.wire import AmplitudeStatistic, ModelMessage, pack_model, pack_update, read_error, unpack_update
 from harmofl.tasks import resolve_experiment, untrained_network
@@ -78,6 +79,7 @@ def test_the_executor_stops_a_task_that_takes_too_long(
 
         def __init__(self, *arguments: Any, **_: Any) -> None:
             self.experiment, self._should_stop = experiment, arguments[3]
+            self.state = SiteState(tmp_path / "state", "0123abcd")
 
         def train(self, *_: Any) -> None:
             while not self._should_stop():

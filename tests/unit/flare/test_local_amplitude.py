@@ -314,3 +314,15 @@ def test_a_site_that_shows_nothing_sends_nothing_and_filters_nothing(make: Any, 
     local, _ = make(torch.full_like(images, 0.3), least=1)
     assert local.before_training() is None
     assert local.own_profile().isnan().all()
+
+
+def test_with_noise_the_filter_is_told_of_whom_the_mean_is(make: Any, images: Tensor) -> None:
+    local, _ = make(images, clip=0.8, unreadable=[0])
+    assert local.offer is None
+    assert local.before_training() is not None
+    offer = local.offer
+    assert offer is not None and (offer.run, offer.task, offer.limit, offer.weighted) == ("run", "prostate", 5, False)
+    assert [case for case, _, _ in offer.members] == ["a", "b", "c", "d", "e"], "whoever the noise hides"
+    assert offer.statistic["noise"] == {"relative_clip": 0.8, "epsilon": 1.0, "delta": 1e-5}
+    assert make(images)[0].before_training() is not None
+    assert make(images)[0].offer is None, "without noise it was held against the ledger here"

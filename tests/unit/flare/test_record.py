@@ -244,6 +244,12 @@ def test_noise_is_recorded_for_sites_whose_amplitude_is_in_the_mean(run, numbers
     assert results.privacy.startswith("the amplitude of 1 of the 2 sites that sent one is (epsilon, delta)")
 
 
+def test_what_the_ledgers_counted_is_recorded_by_site(run, numbers):
+    counts = {"new": 2, "repeated": 1, "withheld": 0}
+    results, _ = written_results(run, {"A": evaluation("A", numbers) | {"releases": counts}})
+    assert results.sites["A"].releases == counts and results.sites["B"].releases == {}
+
+
 def test_the_screen_shows_every_site_and_where_the_files_are(run, numbers):
     _, lines = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
     shown = "\n".join(lines)
