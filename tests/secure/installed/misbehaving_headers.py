@@ -1,50 +1,49 @@
-"""Servers that write a task's header as they please; the drills name them in a job's config_fed_server.json."""
+"""Servers that write the header of HK's tasks as they please; a job names them in its config_fed_server.json."""
 
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable
 
 from harmofl.flare.controller import HarmoFLScatterAndGather
 
 ELSEWHERE = "HK/../../../../.."
-
-
-class _Forged:
-    """A header without any check, which holds what another server would have written and some changes."""
-
-    def __init__(self, held, **changes):
-        self.held = {**held, **changes}
-
-    def attach(self, shareable: Shareable) -> Shareable:
-        shareable.set_header("harmofl.header", self.held)
-        return shareable
+_HEADER = "harmofl.header"
 
 
 class _ForgesHeaders(HarmoFLScatterAndGather):
+    """Changes the header of what goes to HK, from round 1 on; every other site gets an honest one."""
+
     changes: dict = {}
 
-    def start_controller(self, fl_ctx):
-        super().start_controller(fl_ctx)
-        honest = self.run.header
-
-        def forged(round_number):
-            header = honest(round_number)
-            return _Forged(header.model_dump(mode="json"), **self.changes) if round_number == 1 else header
-
-        self.run.header = forged
+    def handle_event(self, event_type, fl_ctx):
+        super().handle_event(event_type, fl_ctx)
+        if event_type != EventType.AFTER_TASK_DATA_FILTER:
+            return
+        data, peer = fl_ctx.get_prop(FLContextKey.TASK_DATA), fl_ctx.get_peer_context()
+        if not isinstance(data, Shareable) or peer.get_identity_name() != "HK":
+            return
+        held = data.get_header(_HEADER)
+        if held and held["round_number"] > 0:
+            # a new dict: the copy for each site shares its headers with the others'
+            data[ReservedHeaderKey.HEADERS] = {
+                **data[ReservedHeaderKey.HEADERS],
+                _HEADER: {**held, **self.changes},
+            }
 
 
 class ClimbsOut(_ForgesHeaders):
-    """From round 1 on its header names sites of pooled data whose names lead out of the kit."""
+    """Names sites of pooled data whose names lead out of the kit."""
 
     changes = {"pooled_sites": [ELSEWHERE, "HK"]}
 
 
 class PoolsPlainly(_ForgesHeaders):
-    """From round 1 on its header names pooled data of sites with good names."""
+    """Names pooled data of a site with a good name."""
 
     changes = {"pooled_sites": ["HK"]}
 
 
 class TakesAnotherRun(_ForgesHeaders):
-    """From round 1 on its header names a run of another job."""
+    """Names a run of another job."""
 
     changes = {"run_id": "f" * 32}
