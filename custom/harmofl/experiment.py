@@ -2,17 +2,18 @@
 
 import hashlib
 import json
-import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harmofl.methods import METHOD_DEFAULTS, PRESETS, method_overrides, method_problem
+from harmofl.patient_names import FORMS, MOST_CHARACTERS, patient_in, pattern_problem
 from harmofl.sections import ExperimentError, Section, fill, first_problem, nearest, parse_json, set_key
 
 FILE_NAME = "experiment.json"
-
+LEFT_OUT_AT_DEFAULT: dict[str, Any] = {"data.patient_from": "name"}  # newer settings: the hash of before at this value
 
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
@@ -24,15 +25,18 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class DataSettings(Section):
     """What every task reads alike: image size in pixels and split; what is a task's own stands in `reader`.
 
-    `patient_pattern` finds the patient in a case's name, by its first group or its whole match; without it, or where
-    it does not match, a case is a patient.
-    `simulated_root` may hold {SITE_NAME} and counts in simulation only: elsewhere a job never chooses a path at a site.
+    `patient_from` says what of a case's name is the patient: all of it (`name`), what stands before the first `_`, `.`
+    or `-` (`before_separator`), or a number of characters. `patient_pattern` finds the patient by its first group or
+    its whole match; where it does not match, a case is a patient.
+    `patient_pattern`, `aliases` and `simulated_root` (which may hold {SITE_NAME}) count in simulation only: elsewhere a
+    job chooses no path, folder or name at a site, whose own settings say.
     """
 
     height: Annotated[int, Field(ge=64)]
     width: Annotated[int, Field(ge=64)]
     split: Literal["patient", "as_published"] = "patient"
     fractions: tuple[Fraction, Fraction, Fraction] = Field(default=(0.64, 0.16, 0.20), strict=False)
+    patient_from: Literal["name", "before_separator"] | int = "name"
     patient_pattern: str | None = None
     aliases: dict[str, list[str]] = {}
     simulated_root: str | None = None
@@ -45,20 +49,30 @@ class DataSettings(Section):
             raise ValueError("fractions must be multiples of 0.04: cases are dealt to the splits in blocks of 25")
         return self
 
+    @field_validator("patient_from", mode="before")
+    @classmethod
+    def _a_form_or_a_number(cls, form: Any) -> Any:
+        number = isinstance(form, int) and not isinstance(form, bool) and 1 <= form <= MOST_CHARACTERS
+        if not number and form not in FORMS:
+            raise ValueError(f"must be {', '.join(map(repr, FORMS))} or a number of characters, 1 to {MOST_CHARACTERS}")
+        return form
+
     @field_validator("patient_pattern")
     @classmethod
     def _pattern_compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"is no regular expression ({error})") from None
+        if pattern is not None and (problem := pattern_problem(pattern)):
+            raise ValueError(problem)
         return pattern
+
+    @model_validator(mode="after")
+    def _one_word_about_patients(self) -> Self:
+        if self.patient_pattern is not None and self.patient_from != "name":
+            raise ValueError("patient_from and patient_pattern both say whose a case is; leave one out")
+        return self
 
     def patient_of(self, case: str) -> str:
         """The patient that a case belongs to."""
-        found = re.search(self.patient_pattern, case) if self.patient_pattern else None
-        part = (found.group(1) if found.re.groups else found.group()) if found else None
-        return part or case  # an optional group may take no part, a pattern may match nothing
+        return patient_in(case, self.patient_from, self.patient_pattern)
 
 
 class NetworkSettings(Section):
@@ -192,6 +206,10 @@ class Experiment(Section):
             "demo": {"overrides"},
         }
         settings = self.model_dump(mode="json", exclude=left_out)
+        for key, default in LEFT_OUT_AT_DEFAULT.items():
+            section, _, name = key.partition(".")
+            if settings[section][name] == default:
+                del settings[section][name]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -217,6 +235,18 @@ def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ExperimentError(f"{shown}: must hold one JSON object, not a {type(settings).__name__}")
     return settings
+
+
+def site_owned_problem(settings: Mapping[str, Any]) -> str:
+    """Why hospitals refuse these settings of a job as written: they say what is a hospital's to say; else empty."""
+    data = settings.get("data")
+    if not isinstance(data, Mapping) or data.get("patient_pattern") is None:
+        return ""
+    return (
+        "data.patient_pattern: a job's pattern would be run on file names of hospitals, which only a simulated run may "
+        "do; choose data.patient_from ('name', 'before_separator' or a number of characters), or let each hospital set "
+        "patient_pattern in its local/privacy.json"
+    )
 
 
 def resolve(settings: dict[str, Any], *, demo: bool = False, source: str = FILE_NAME) -> Experiment:

@@ -15,6 +15,7 @@ import harmofl
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.data.findings import count_text
+from harmofl.experiment import site_owned_problem
 from harmofl.files import part_folder
 from harmofl.job_folder import (
     LEFT_OUT,
@@ -62,6 +63,8 @@ def bundle(
     """
     job = read_job(job_folder, assignments, demo=demo)
     refuse_job_name(job.folder.name)
+    if problem := site_owned_problem(job.settings):
+        raise JobError(problem)
     job.admit_task(own_code=True)
     settings = job.resolve(demo=False).model_dump(mode="json")  # every default written out
     _check_sites(job, settings)

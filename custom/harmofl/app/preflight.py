@@ -14,13 +14,23 @@ import harmofl
 from harmofl.app import connection, machine, storage
 from harmofl.app.bundle import PACKAGE, components
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
+from harmofl.app.hospital_names import names_in_force
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
 from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
-from harmofl.experiment import Experiment
-from harmofl.flare.site import DATA_ROOT_VARIABLE, MINIMUM_CASES, SiteError, data_root, minimum_cases
+from harmofl.experiment import Experiment, site_owned_problem
+from harmofl.flare.site import (
+    DATA_ROOT_VARIABLE,
+    MINIMUM_CASES,
+    SiteError,
+    data_root,
+    minimum_cases,
+    own_root,
+    site_settings,
+)
+from harmofl.flare.site_settings import SiteSettings
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, sha256
 
 Look = Callable[[], Iterable[Check]]
@@ -135,11 +145,17 @@ def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[lis
     if not root:
         fix = f"set {DATA_ROOT_VARIABLE} before start.sh, or data_root in the default scope of local/privacy.json"
         return [Check("error", "data", f"site {kit.name} has no data root", fix)], 0
-    folder = Path(root)
-    problem = _unusable(folder)
+    try:
+        own = site_settings(kit.properties())
+    except SiteError:  # said where the kit's own settings are looked at
+        own = SiteSettings()
+    folder = own_root(root, own)
+    problem = _unusable(Path(root)) or _unusable(folder)
     if problem:
-        return [Check("error", "data", f"{origin}: {root} {problem[0]}", problem[1])], 0
-    checks = [Check("ok", "data", f"data root {root} (from {origin})")]
+        where, of = (origin, root) if _unusable(Path(root)) else ("folder in local/privacy.json", folder)
+        return [Check("error", "data", f"{where}: {of} {problem[0]}", problem[1])], 0
+    of_its_own = "" if own.folder is None else f", of which {folder.name} is this site's"
+    checks = [Check("ok", "data", f"data root {root} (from {origin}){of_its_own}")]
     if os.access(folder, os.W_OK):
         checks.append(Check("note", "data", f"{root} is writable; training only reads it", "mount it read-only"))
     if job is None:
@@ -148,8 +164,8 @@ def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[lis
         why = "the job does not deploy to this site" if experiment else "the job brings its own task"
         fix = "" if experiment else "read its code, then: harmofl check --allow-code"
         return [*checks, Check("note", "data", f"not checked: {why}", fix)], 0
-    found, held = _inspected(folder, kit, job, experiment)
-    return [*checks, *found], held
+    found, held = _inspected(folder, kit, job, experiment, own)
+    return [*checks, *names_in_force(kit.name, experiment, own), *found], held
 
 
 def _unusable(folder: Path) -> tuple[str, str] | None:
@@ -163,14 +179,16 @@ def _unusable(folder: Path) -> tuple[str, str] | None:
     return None
 
 
-def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[list[Check], int]:
+def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment, own: SiteSettings) -> tuple[list[Check], int]:
     from harmofl.app.inspection import inspect
+    from harmofl.tasks.at_hospital import experiment_at_hospital
 
     try:
-        own = minimum_cases(kit.properties())
+        fewest = minimum_cases(kit.properties())
     except SiteError:  # said where the kit's own settings are looked at
-        own = MINIMUM_CASES
-    inspection = inspect(root, job, experiment, kit.name, own)
+        fewest = MINIMUM_CASES
+    experiment = experiment_at_hospital(experiment, kit.name, patient_pattern=own.patient_pattern, centers=own.centers)
+    inspection = inspect(root, job, experiment, kit.name, fewest)
     checks = [Check("error", "data", problem) for problem in inspection.problems]
     held = 0
     for site in inspection.sites:
@@ -219,6 +237,9 @@ def _job(kit: Kit, job: Job) -> Iterator[Check]:
             refuse()
         except JobError as error:
             yield Check("error", META, str(error))
+    if problem := site_owned_problem(job.settings):
+        key, _, message = problem.partition(": ")
+        yield Check("error", key, message)
     name = {"server": SERVER, "client": kit.name}.get(kit.kind)
     app = next((app for app, names in job.meta["deploy_map"].items() if name in names), None)
     if kit.kind == "client":

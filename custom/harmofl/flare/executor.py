@@ -99,7 +99,7 @@ class HarmoFLExecutor(Executor):
             raise SiteError("pooled_data", f"site {site.name} takes no part in training on pooled data")
         pool = {name: simulated_data_root(name, fl_ctx) for name in header.pooled_sites}
         participant = Participant(
-            experiment, site, header.run_id, lambda: abort_signal.triggered, self.logger, pool=pool
+            site.own_words_in(experiment), site, header.run_id, lambda: abort_signal.triggered, self.logger, pool=pool
         )
         result = self._dispatch(participant, task_name, header, shareable)
         if not site.simulated:

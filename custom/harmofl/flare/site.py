@@ -12,10 +12,10 @@ from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.simulator.simulator_server import SimulatorServerEngine
 from pydantic import Field, ValidationError
 
-from harmofl.experiment import FILE_NAME, Experiment, read_settings
+from harmofl.experiment import FILE_NAME, Experiment, read_settings, site_owned_problem
 from harmofl.flare.outside import admit_outside_task
 from harmofl.flare.site_settings import SiteSettings, read_site_settings
-from harmofl.sections import Section, first_problem, nearest
+from harmofl.sections import ExperimentError, Section, first_problem, nearest
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
@@ -76,6 +76,15 @@ class SiteConfig:
         """True where this site would train on synthetic data: only in simulation, and only without any data root."""
         return self.simulated and self.data_root is None
 
+    def own_words_in(self, experiment: Experiment) -> Experiment:
+        """A job's experiment as this site reads its folder: outside simulation names there are the site's to tell."""
+        from harmofl.tasks.at_hospital import experiment_at_hospital
+
+        if self.simulated:
+            return experiment
+        own = self.settings
+        return experiment_at_hospital(experiment, self.name, patient_pattern=own.patient_pattern, centers=own.centers)
+
 
 def is_simulated(fl_ctx: FLContext) -> bool:
     """True in FLARE's simulator, on both sides; FLARE 2.9 marks the sites' context only, the server's engine tells."""
@@ -105,10 +114,16 @@ def simulated_data_root(site: str, fl_ctx: FLContext) -> Path | None:
 
 
 def resolve_job(fl_ctx: FLContext, demo: bool) -> Experiment:
-    """The running job's experiment, resolved with or without its demo overrides."""
+    """The running job's experiment, resolved with or without its demo overrides.
+
+    Raises:
+        ExperimentError: it cannot be used; outside simulation also where it says what is a hospital's to say.
+    """
     from harmofl.tasks import resolve_experiment  # torch with it: what only registers an executor stays quick
 
     settings = read_job_settings(fl_ctx)
+    if not is_simulated(fl_ctx) and (problem := site_owned_problem(settings)):
+        raise ExperimentError(problem)
     admit_outside_task(settings, fl_ctx)
     return resolve_experiment(settings, demo=demo)
 
@@ -138,11 +153,12 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
     if root and not Path(root).is_absolute():
         raise SiteError("relative_data_root", f"site {name}: its data root is a relative path; give an absolute one")
     workspace = fl_ctx.get_prop(FLContextKey.WORKSPACE_OBJECT)
+    settings = site_settings(scope)
     count, most = workers(scope), threads(scope)
     return SiteConfig(
         name=name,
         simulated=simulated,
-        data_root=Path(root) if root else None,
+        data_root=own_root(root, settings) if root else None,
         state_root=state_root(name, Path(workspace.get_root_dir())),
         device=device(scope),
         workers=0 if count is None and not root else count,
@@ -150,7 +166,7 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
         compile=compiles(scope),
         minimum_cases=minimum_cases(scope, otherwise=1 if simulated else MINIMUM_CASES),
         amplitude_noise=noise_settings(scope),
-        settings=site_settings(scope),
+        settings=settings,
     )
 
 
@@ -231,6 +247,20 @@ def data_root(scope: Mapping[str, Any]) -> str | None:
     if root is not None and not isinstance(root, str):
         raise SiteError("data_root", "data_root in local/privacy.json must be text, an absolute path")
     return root or None
+
+
+def own_root(root: str, settings: SiteSettings) -> Path:
+    """The data root, or the one folder in it that the site's own settings name as its own."""
+    if settings.folder is None:
+        return Path(root)
+    from harmofl.data.findings import DataRootError
+    from harmofl.data.layout import named_folder
+
+    try:
+        found = named_folder(Path(root), [settings.folder])
+    except DataRootError:
+        found = None
+    return found or Path(root) / settings.folder  # that there is none is said where the folder is read
 
 
 def state_root(name: str, workspace: Path) -> Path:

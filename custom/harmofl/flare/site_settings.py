@@ -1,16 +1,20 @@
 """SiteSettings: what a hospital says in local/privacy.json about its data, its machine and its limits, in one model."""
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, ValidationError, field_validator
 
+from harmofl.patient_names import costly_pattern, pattern_problem
 from harmofl.sections import Section, first_problem, nearest
 
 Whole = Annotated[int, Field(ge=1)]
+Center = Annotated[int, Field(ge=0)]
 Region = Literal["dc", "low", "full", "site_gain"]
 Estimation = Literal["first_batch", "running_mean", "before_training"]
+
+
+SECRET = ("patient_pattern", "folder")  # their values tell names, and a line about them may leave the site
 
 
 class LimitSettings(Section):
@@ -47,22 +51,24 @@ class SiteSettings(Section):
         limits: what a job may ask for.
         patient_pattern: regular expression that finds the patient in a case's name; None where a job's closed form
             says.
-        folder: name of this site's folder in the data root, where it is not the site's own name.
+        folder: name of this site's folder in the data root, in any letter case; None where that is the site's own name
+            or the root itself.
+        centers: values of the column `center` of metadata.csv whose rows are this site's; None where the file holds the
+            rows of one center only.
         approval: whether a job runs only after somebody at this site has approved it.
     """
 
     limits: LimitSettings = LimitSettings()
     patient_pattern: str | None = None
     folder: Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")] | None = None
+    centers: Annotated[tuple[Center, ...], Field(min_length=1, strict=False)] | None = None
     approval: Literal["off", "required"] = "off"
 
     @field_validator("patient_pattern")
     @classmethod
     def _pattern_compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"is no regular expression ({error})") from None
+        if pattern is not None and (problem := pattern_problem(pattern) or costly_pattern(pattern)):
+            raise ValueError(problem)
         return pattern
 
 
@@ -82,4 +88,7 @@ def read_site_settings(scope: Mapping[str, Any]) -> SiteSettings:
     try:
         return SiteSettings.model_validate(given)
     except ValidationError as error:
-        raise ValueError(f"local/privacy.json: {first_problem(error, SiteSettings)}") from None
+        key, said = error.errors()[0]["loc"][0], first_problem(error, SiteSettings)
+        if key in SECRET:
+            said = f"{key}: {error.errors()[0]['msg'].removeprefix('Value error, ')}"
+        raise ValueError(f"local/privacy.json: {said}") from None
