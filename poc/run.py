@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,13 +30,13 @@ PROVISIONING = ROOT / "provisioning"
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(PROVISIONING / "site")]
 
 from commands import Commands, RehearsalError, processes_of  # noqa: E402
-from prepare_kit import KitError, prepare_kit  # noqa: E402
+from prepare_kit import KitError, Names, prepare_kit  # noqa: E402
 
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, refuse_path  # noqa: E402
 from harmofl.app.job import Job, JobError, read_job  # noqa: E402
 from harmofl.app.simulate import missing_folders  # noqa: E402
 from harmofl.experiment import ExperimentError  # noqa: E402
-from harmofl.tasks import is_outside  # noqa: E402
+from harmofl.tasks import is_outside, place_sites  # noqa: E402
 
 MARK = "poc_workspace.txt"  # a folder that holds it may be replaced
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -46,11 +46,11 @@ STOPPING = 60.0  # seconds for FLARE's own stop, then 15 for what it told to end
 class Rehearsal:
     """One run below `folder`."""
 
-    def __init__(self, folder: Path, job: Job, port: int) -> None:
-        """Empty the folder and lay out what FLARE needs."""
+    def __init__(self, folder: Path, job: Job, port: int, names: Mapping[str, Names]) -> None:
+        """Empty the folder and lay out what FLARE needs; `names` are how sites name their data."""
         self.folder, self.job, self.port = folder, job.folder, port
         self.project = yaml.safe_load((PROVISIONING / "project.yml").read_text(encoding="utf-8"))
-        self.sites = job.sites
+        self.sites, self.names = job.sites, names
         self.started = False
         _add_sites(self.project, self.sites)
         self.kits = folder / "poc" / self.project["name"] / "prod_00"
@@ -120,7 +120,8 @@ class Rehearsal:
         server = next(who["name"] for who in self.project["participants"] if who["type"] == "server")
         prepare_kit(self.kits / server, force=True)
         for site in self.sites:
-            prepare_kit(self.kits / site, data_root=roots / site if data is None else roots, force=True)
+            root = roots / site if data is None else roots
+            prepare_kit(self.kits / site, data_root=root, names=self.names.get(site), force=True)
 
     def _judge(self, run: Path) -> None:
         """Print the scores and where the report is.
@@ -162,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_job(job.folder)
         _check_data(options.data, job)
         port = _usable_port(options.port)
-        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port)
+        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port, _site_names(options.data, job))
     except (RehearsalError, JobError, ExperimentError) as error:
         sys.stderr.write(f"poc: {error}\n")
         return 2
@@ -281,6 +282,22 @@ def _check_data(data: Path | None, job: Job) -> None:
     if missing:
         more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
         raise RehearsalError(f"--data {data}: {missing[0]}{more}")
+
+
+def _site_names(data: Path | None, job: Job) -> dict[str, Names]:
+    """What each site says of its own data, where folders have other names or hold the rows of several centers.
+
+    At hospitals a job does not say it: here one person holds the data of all sites and says it for them.
+    """
+    if data is None or is_outside(str(job.settings.get("task"))):
+        return {}
+    root, experiment = data.absolute(), job.resolve(demo=False)
+    names = {}
+    for site, place in place_sites(experiment, dict.fromkeys(job.sites, root)).items():
+        other = isinstance(place, Path) and place.parent == root and place.name != site
+        centers = experiment.reader.get("centers", {}).get(site)
+        names[site] = Names(folder=place.name if other else None, centers=tuple(centers) if centers else None)
+    return {site: said for site, said in names.items() if said != Names()}
 
 
 def _add_sites(project: dict[str, Any], sites: Sequence[str]) -> None:

@@ -1,42 +1,50 @@
 """What a hospital's kit says about its folder and its patients' names, for commands that read its images."""
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 from harmofl.app.job import JobError
-from harmofl.app.kit import Check, Kit, open_kit
+from harmofl.app.kit import Check, open_kit
 from harmofl.experiment import Experiment
-from harmofl.flare.site import SiteError, site_settings
+from harmofl.flare.site import SiteError, minimum_cases, own_root, site_settings
 from harmofl.flare.site_settings import SiteSettings
 from harmofl.tasks.at_hospital import experiment_at_hospital
 
 
-def settings_of_kit(kit: Kit) -> SiteSettings:
-    """The site's own settings.
+@dataclass(frozen=True)
+class Hospital:
+    """A site by its kit: its name, its own settings, and of how many patients an amplitude may leave."""
+
+    name: str
+    settings: SiteSettings
+    fewest: int
+
+    def words_in(self, experiment: Experiment) -> Experiment:
+        """An experiment as this site reads its folder."""
+        own = self.settings
+        return experiment_at_hospital(experiment, self.name, patient_pattern=own.patient_pattern, centers=own.centers)
+
+    def own_folder(self, root: Path) -> Path:
+        """The folder in `root` that the settings name, where it is there, else `root` itself."""
+        folder = own_root(str(root), self.settings)
+        return folder if folder.is_dir() else root
+
+
+def read_hospital(kit: Path) -> Hospital:
+    """What a kit says of its site.
 
     Raises:
-        JobError: one of them cannot be used; one line.
-    """
-    try:
-        return site_settings(kit.properties())
-    except SiteError as error:
-        raise JobError(f"{kit.folder}: {error}") from None
-
-
-def experiment_of_kit(experiment: Experiment, kit: Path) -> tuple[Experiment, str]:
-    """The experiment as the site of a kit reads its folder, and that site's name.
-
-    Raises:
-        JobError: no kit of a site, or settings of it that cannot be used.
+        JobError: no kit of a site, or settings of it that cannot be used; one line.
     """
     opened = open_kit(kit)
     if opened.kind != "client":
         raise JobError(f"--kit {kit}: is the kit of {opened.name}, which has no images; name that of a site")
-    own = settings_of_kit(opened)
-    return (
-        experiment_at_hospital(experiment, opened.name, patient_pattern=own.patient_pattern, centers=own.centers),
-        opened.name,
-    )
+    properties = opened.properties()
+    try:
+        return Hospital(opened.name, site_settings(properties), minimum_cases(properties))
+    except SiteError as error:
+        raise JobError(f"--kit {kit}: {error}") from None
 
 
 def names_in_force(site: str, job: Experiment, own: SiteSettings) -> Iterator[Check]:
