@@ -7,7 +7,7 @@ SEPARATORS = re.compile(r"[_.-]")
 MOST_CHARACTERS = 64  # of a name that a job may ask for
 LONGEST_NAME = 255  # characters of a file name on Linux
 LONGEST_PATTERN = 200
-MOST_CHOICES = 2 * LONGEST_NAME**2  # of a pattern, at each of the places where it may begin: 0.2 s for one name at most
+MOST_CHOICES = 4 * LONGEST_NAME**2  # of a pattern, at each of the places where it may begin: 0.2 s for one name at most
 
 _ESCAPED = re.compile(r"\\.|\(\?#[^)]*\)|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # one character, a comment, a set
 _VERBOSE = re.compile(r"\(\?[a-zA-Z-]*x")
@@ -49,7 +49,7 @@ def costly_pattern(pattern: str) -> str:
     """Why a pattern could take without end for some name, empty where it cannot.
 
     The expression engine of Python goes through all ways to match. Where no group is repeated, these are at most the
-    product of the choices of the single repeats, `?` and `|` (255 for `*`, the longest file name). This product is
+    product of the choices of the single repeats (255 of `*`, the longest file name), of each `?` and each `|` (2). This product is
     bounded. A pattern that repeats a group may be quick all the same, and is refused: each such pattern that finds a
     patient can be written without.
     """
@@ -57,7 +57,7 @@ def costly_pattern(pattern: str) -> str:
         return "is written with (?x); write it without blanks and comments"
     plain = _ESCAPED.sub(lambda found: "" if found[0][:1] == "(" else "x", pattern)
     plain = re.sub(r"\(\?", "(", plain)  # this mark of a group repeats nothing
-    choices = plain.count("|") + 1
+    choices = 2 ** plain.count("|")  # groups of alternatives in a row multiply
     for closing, sign, least, comma, most in _REPEAT.findall(plain):
         if closing and sign != "?":
             return f"repeats a group, ){sign}, which may take without end; repeat single characters or sets of them"

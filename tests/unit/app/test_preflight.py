@@ -176,3 +176,57 @@ def test_needs_of_the_job_are_held_against_the_machine(site: Path, job: Path, li
     # a batch of 10^5 images of 64 x 64 needs far more than any machine of these tests has
     (line,) = lines(site, job, "training.batch_size=1000000")
     assert line.startswith("error: memory: ") and "needed; " in line
+
+
+def test_who_says_whose_a_case_is(site: Path, job: Path, lines: Lines, sites_root: Path) -> None:
+    def told(*assignments: str) -> str:
+        (line,) = [line for line in lines(site, job, *assignments, state="note") if line.startswith("note: patients: ")]
+        return line
+
+    assert "by the job's data.patient_from: each case is one of its own; where a patient has several cases" in told()
+    assert "what stands before the first _, . or -" in told("data.patient_from=before_separator")
+    assert "the first 4 characters" in told("data.patient_from=4")
+    set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=1, patient_pattern="^Case")
+    assert "are told by patient_pattern of local/privacy.json" in told("data.patient_from=4")
+    # by hand: all three cases are of one patient, which trains
+    (error,) = lines(site, job)
+    assert "1 patient cannot be training, validation and test" in error
+
+
+def test_the_sites_own_folder_in_its_data_root(site: Path, job: Path, lines: Lines, sites_root: Path) -> None:
+    aliased = f"data.aliases={json.dumps({'HK': ['BIDMC']})}"
+    set_privacy(site, data_root=str(sites_root), folder="bidmc", minimum_cases=1)
+    assert lines(site, job) == []
+    (line,) = [line for line in lines(site, job, state="ok") if "data root" in line]
+    assert line.endswith("of which BIDMC is this site's")
+    assert not any("data.aliases" in line for line in lines(site, job, aliased, state="note"))
+    set_privacy(site, data_root=str(sites_root), folder="Jane", minimum_cases=1)
+    (line,) = lines(site, job)
+    assert (
+        line == f"error: data: folder in local/privacy.json: {sites_root / 'Jane'} is not a folder; mount it or "
+        "correct the path"
+    )
+    set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=1)
+    assert any(
+        "BIDMC are names of this site's folder in a simulated run only" in line
+        for line in lines(site, job, aliased, state="note")
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "part"),
+    [
+        ({"patient_pattern": "^((a)+)+$"}, "repeats a group, )+"),
+        ({"patient_pattern": "(P"}, "is no regular expression"),
+        ({"folder": "a/b"}, "pattern"),
+        ({"centers": []}, "at least 1 item"),
+        ({"centers": [-1]}, "greater than or equal to 0"),
+    ],
+)
+def test_words_of_the_site_that_cannot_be_used(
+    site: Path, job: Path, lines: Lines, sites_root: Path, own: dict[str, object], part: str
+) -> None:
+    (key,) = own
+    set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=1, **own)
+    (line,) = lines(site, job)
+    assert line.startswith(f"error: privacy.json: {key}") and part in line

@@ -156,3 +156,10 @@ def test_start_sh_runs_the_python3_of_the_path(site: Path, monkeypatch: pytest.M
     monkeypatch.setattr(shutil, "which", lambda name: str(tmp_path / name))
     check = list(check_installed(open_kit(site)))[-1]
     assert check.state == "warning" and str(tmp_path / "python3") in check.message
+
+
+def test_a_pattern_of_the_job_is_an_error_at_site_and_server(site: Path, server: Path, job: Path, lines: Lines) -> None:
+    for kit in (site, server):
+        (line,) = lines(kit, job, "data.patient_pattern=^(Jane)")
+        assert line.startswith("error: data.patient_pattern: a job's pattern would be run on file names of hospitals")
+    assert lines(site, job, "data.patient_from=before_separator") == []
