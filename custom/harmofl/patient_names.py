@@ -49,9 +49,9 @@ def costly_pattern(pattern: str) -> str:
     """Why a pattern could take without end for some name, empty where it cannot.
 
     The expression engine of Python goes through all ways to match. Where no group is repeated, these are at most the
-    product of the choices of the single repeats (255 of `*`, the longest file name), of each `?` and each `|` (2). This product is
-    bounded. A pattern that repeats a group may be quick all the same, and is refused: each such pattern that finds a
-    patient can be written without.
+    product of the choices of the single repeats (255 of `*`, the longest file name), of each `?` and each `|` (2).
+    This product is bounded. A pattern that repeats a group may be quick all the same, and is refused: to find a patient
+    none has to.
     """
     if _VERBOSE.search(pattern):
         return "is written with (?x); write it without blanks and comments"

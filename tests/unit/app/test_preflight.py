@@ -224,9 +224,9 @@ def test_the_sites_own_folder_in_its_data_root(site: Path, job: Path, lines: Lin
     ],
 )
 def test_words_of_the_site_that_cannot_be_used(
-    site: Path, job: Path, lines: Lines, sites_root: Path, own: dict[str, object], part: str
+    site: Path, lines: Lines, sites_root: Path, own: dict[str, object], part: str
 ) -> None:
     (key,) = own
     set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=1, **own)
-    (line,) = lines(site, job)
+    (line,) = lines(site)
     assert line.startswith(f"error: privacy.json: {key}") and part in line
