@@ -15,6 +15,11 @@ from harmofl.sections import ExperimentError, Section, fill, first_problem, near
 FILE_NAME = "experiment.json"
 LEFT_OUT_AT_DEFAULT: dict[str, Any] = {"data.patient_from": "name"}  # newer settings: the hash of before at this value
 
+LONGEST_WAIT = 366 * 24 * 3600  # seconds
+LARGEST_FILE = 1_000_000  # bytes of an experiment.json; those of the project have 2,000
+# Percentiles of the window of volumes outside simulation: how many images are warned of, or lie within the window, is
+# counted and leaves a site, and a percentile that a job may move at will would find out the intensities of single ones.
+HOSPITAL_PERCENTILES = (95.0, 98.0, 99.0, 99.5, 99.9, 100.0)
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -147,8 +152,8 @@ class FederationSettings(Section):
     local_layers: Literal["none", "norm", "all"] = "none"
     pooled_data: bool = False
     exchange: Literal["float32", "float16"] = "float32"
-    round_timeout: Annotated[int, Field(ge=60)] = 24 * 3600
-    straggler_wait: Annotated[int, Field(ge=0)] = 600
+    round_timeout: Annotated[int, Field(ge=60, le=LONGEST_WAIT)] = 24 * 3600
+    straggler_wait: Annotated[int, Field(ge=0, le=LONGEST_WAIT)] = 600
     resume_from: str | None = None
     tracking: Literal["tensorboard", "mlflow", "none"] = "tensorboard"
 
@@ -163,10 +168,10 @@ class DemoSettings(Section):
 class Experiment(Section):
     """The resolved settings of one run. Two sides that hold equal hashes run the same experiment."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    task: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    task: Annotated[str, Field(max_length=200)]
     method: str = "harmofl"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # torch takes no larger one
     data: DataSettings
     reader: dict[str, Any] = {}
     network: NetworkSettings
@@ -225,7 +230,11 @@ def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
     """
     shown = shown or str(path)
     try:
-        settings = parse_json(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            content = stream.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise ExperimentError(f"{shown}: has more than {LARGEST_FILE} bytes; no experiment needs them")
+        settings = parse_json(content.decode("utf-8"))
     except OSError as error:
         raise ExperimentError(f"{shown}: cannot be read ({error.strerror}); every job needs it in app/config") from None
     except UnicodeDecodeError:
@@ -239,7 +248,11 @@ def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
 
 def site_owned_problem(settings: Mapping[str, Any]) -> str:
     """Why hospitals refuse these settings of a job as written: they say what is a hospital's to say; else empty."""
-    data = settings.get("data")
+    data, reader = settings.get("data"), settings.get("reader")
+    percentile = reader.get("upper_percentile", 99.0) if isinstance(reader, Mapping) else 99.0
+    if settings.get("task") == "prostate" and percentile not in HOSPITAL_PERCENTILES:
+        known = ", ".join(f"{value:g}" for value in HOSPITAL_PERCENTILES)
+        return f"reader.upper_percentile: hospitals take {known}, others in a simulated run only"
     if not isinstance(data, Mapping) or data.get("patient_pattern") is None:
         return ""
     return (

@@ -256,6 +256,13 @@ def _filters(kit: Kit) -> Iterator[Check]:
         yield Check("error" if noise else "warning", "privacy.json", message, f"add {FILTERS}AmplitudeFilter")
 
 
+def lists_own_filter(kit: Kit, scope: str) -> bool:
+    """Whether a scope's filters of results have one of this package."""
+    held = next((entry for entry in kit.scopes() if entry.get("name") == scope), {}).get("task_result_filters")
+    entries = held if isinstance(held, list) else []
+    return any(isinstance(entry, dict) and str(entry.get("path", "")).startswith(FILTERS) for entry in entries)
+
+
 @contextmanager
 def _local_code(kit: Kit) -> Iterator[None]:
     """Let the site's own code be imported as FLARE does."""

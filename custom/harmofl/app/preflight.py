@@ -16,7 +16,16 @@ from harmofl.app.bundle import PACKAGE, components
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
 from harmofl.app.hospital_names import names_in_force
 from harmofl.app.job import Job, JobError, read_job
-from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
+from harmofl.app.kit import (
+    WORKSPACE_VARIABLE,
+    Check,
+    Kit,
+    KitError,
+    check_policy,
+    lists_own_filter,
+    open_kit,
+    read_json,
+)
 from harmofl.app.machine import Demand
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
@@ -253,6 +262,9 @@ def _job(kit: Kit, job: Job) -> Iterator[Check]:
         if asked and asked not in scopes:
             message = f"the job's privacy scope {asked} is none of this site's ({', '.join(map(str, scopes))})"
             yield Check("error", META, message, "add it to local/privacy.json, or ask the lead to leave it out")
+        elif asked and asked != kit.scope().get("name") and not lists_own_filter(kit, asked):
+            message = f"the job asks for privacy scope {asked}, which lists no filter of this package, and is refused"
+            yield Check("error", META, message, "ask the lead to leave scope out")
     if kit.kind == "admin":
         role = connection.certificate_role(kit)
         refused = "" if role in SUBMITTERS else "let a lead submit the job"

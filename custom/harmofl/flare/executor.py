@@ -75,14 +75,14 @@ class HarmoFLExecutor(Executor):
     def _perform(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         # torch and MONAI are needed from here on; what only registers the executor stays quick to import
         from harmofl.flare.lean_monai import import_lean_monai
+        from harmofl.flare.network_size import refuse_large_network
         from harmofl.flare.participant import Participant
         from harmofl.tasks import is_outside
 
         header = read_header(shareable)
         note_run(fl_ctx, header.run_id)
         site = site_config(fl_ctx)
-        if site.amplitude_noise is not None:
-            require_filter(fl_ctx)
+        require_filter(fl_ctx, noise=site.amplitude_noise is not None)
         if header.demo != site.demo:
             raise SiteError("demo_differs", _demo_difference(site.name, header.demo))
         experiment = resolve_job(fl_ctx, header.demo)
@@ -97,6 +97,7 @@ class HarmoFLExecutor(Executor):
         self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")
         if experiment.federation.pooled_data and not site.simulated:
             raise SiteError("pooled_data", f"site {site.name} takes no part in training on pooled data")
+        refuse_large_network(experiment, site)
         pool = {name: simulated_data_root(name, fl_ctx) for name in header.pooled_sites}
         participant = Participant(
             site.own_words_in(experiment), site, header.run_id, lambda: abort_signal.triggered, self.logger, pool=pool

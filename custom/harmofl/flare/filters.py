@@ -16,7 +16,7 @@ from nvflare.apis.shareable import Shareable
 from harmofl.evidence.results import NoiseStatement
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.progress import FINDINGS
-from harmofl.flare.site import NoiseSettings, SiteError, minimum_cases, noise_settings, site_config
+from harmofl.flare.site import NoiseSettings, SiteError, is_simulated, minimum_cases, noise_settings, site_config
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, pack_error, pack_update, unpack_update
 
 _RUN_ID = "harmofl.run_id"
@@ -126,19 +126,30 @@ def note_run(fl_ctx: FLContext, run_id: str) -> None:
     fl_ctx.set_prop(_RUN_ID, run_id, private=True, sticky=False)
 
 
-def require_filter(fl_ctx: FLContext) -> None:
-    """Make sure that the noise which a site asks for will be added.
+def require_filter(fl_ctx: FLContext, *, noise: bool) -> None:
+    """Make sure that the noise which a site asks for will be added, and that a job chooses no scope without the filter.
+
+    A site may have scopes for other software, which say nothing of its limits for this package.
 
     Raises:
-        SiteError: code `noise_settings`, where the scope lists no AmplitudeFilter.
+        SiteError: the scope lists no AmplitudeFilter: code `noise_settings` where it asks for noise, code `scope` where
+            the job chose the scope.
     """
     scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
     listed = scope.task_result_filters.get(FilterKey.OUT, []) if scope is not None else []
-    if not any(isinstance(held, AmplitudeFilter) for held in listed):
+    if any(isinstance(held, AmplitudeFilter) for held in listed):
+        return
+    if noise:
         raise SiteError(
             "noise_settings",
             "local/privacy.json: amplitude_noise is set, but the scope's task_result_filters do not list "
             "harmofl.flare.filters.AmplitudeFilter, which adds it",
+        )
+    if fl_ctx.get_prop(FLContextKey.JOB_SCOPE_NAME) and not is_simulated(fl_ctx):
+        raise SiteError(
+            "scope",
+            f"site {fl_ctx.get_identity_name()}: the privacy scope that the job asks for lists no "
+            "harmofl.flare.filters.AmplitudeFilter here, so it is not for this package; leave scope out of meta.json",
         )
 
 

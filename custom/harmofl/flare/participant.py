@@ -37,6 +37,7 @@ from harmofl.flare.devices import (
     main_device,
     make_deterministic,
 )
+from harmofl.flare.image_cache import image_cache
 from harmofl.flare.local_amplitude import BLANK_IMAGE, LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
@@ -117,7 +118,7 @@ class Participant:
             self._task.write_demo(cases, name, experiment)
         else:
             cases = self._task.locate(root, name, experiment)
-        return self._task.open_site(cases, name, experiment, folder / "cache")
+        return self._task.open_site(cases, name, experiment, image_cache(folder / "cache", experiment))
 
     def _log_findings(self, data: SiteData) -> None:
         """Log what was found once a run, not in every task."""

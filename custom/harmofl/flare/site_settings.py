@@ -26,6 +26,7 @@ class LimitSettings(Section):
         scored_patients: fewest patients behind a score that leaves.
         case_scores: whether scores of single cases leave, or their mean and interval only.
         image_size: most pixels of height and of width.
+        parameters: most parameters of a network, from which memory, disk and traffic follow.
         task_seconds: longest that one task may compute.
         regions: `amplitude.region` that may leave.
         estimations: `amplitude.estimation` that is allowed.
@@ -39,6 +40,7 @@ class LimitSettings(Section):
     batch_size: Whole = 256
     local_epochs: Whole = 20
     rounds: Whole = 1000
+    parameters: Whole = 100_000_000
     task_seconds: Whole = 24 * 3600
     regions: tuple[Region, ...] = Field(default=("dc", "site_gain"), strict=False)
     estimations: tuple[Estimation, ...] = Field(default=("before_training", "running_mean"), strict=False)

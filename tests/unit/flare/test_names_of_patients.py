@@ -2,6 +2,7 @@
 
 import csv
 import json
+import resource
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -196,12 +197,40 @@ def test_a_job_cannot_count_the_rows_of_a_center(ask: Ask, written: dict[str, An
 def patches_job(written: dict[str, Any]) -> dict[str, Any]:
     changes = {
         "task": "camelyon17",
-        "network": {"name": "densenet121", "width": 2, "norm": "batch"},
+        "network": {"name": "densenet121", "width": 4, "norm": "batch"},
         "reader": {"centers": {"HK": [3]}},
     }
     settings = written | changes
     set_key(settings, "amplitude.minimum_cases", 1)
     return settings
+
+
+def test_a_job_cannot_move_a_threshold_over_the_intensities_of_single_images(
+    ask: Ask, written: dict[str, Any], volumes: Path
+) -> None:
+    """Volumes are counted that have one intensity in more than this share of their voxels, and the counts leave."""
+    for percentile in (98.76, 50.001, 99.01):
+        set_key(written, "reader.upper_percentile", percentile)
+        code, line = read_error(ask(written, volumes))
+        assert code == "ExperimentError"
+        assert "reader.upper_percentile: hospitals take 95, 98, 99, 99.5, 99.9, 100, others in a simulated" in line
+    set_key(written, "reader.upper_percentile", 99.5)
+    set_key(written, "amplitude.minimum_cases", 1)
+    assert counts(ask(written, volumes, minimum_cases=1))[0]["training"] > 0
+
+
+def test_a_network_above_the_sites_limit_takes_no_memory(
+    ask: Ask, written: dict[str, Any], volumes: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harmofl.tasks.prostate.find_cases", lambda folder: pytest.fail("the folder was read"))
+    set_key(written, "network.width", 512)  # 2.0 billion parameters: 8 GB, and five times that to train them
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    code, line = read_error(ask(written, volumes))
+    assert code == "parameters" and "limits.parameters here is 100000000; lower network.width" in line
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - peak < 500_000  # KB
+    set_key(written, "network.width", 8)
+    code, line = read_error(ask(written, volumes, limits={"parameters": 1000}))
+    assert code == "parameters" and "limits.parameters here is 1000" in line
 
 
 def test_the_sites_own_pattern_holds_for_images_of_nuclei(ask: Ask, written: dict[str, Any], tmp_path: Path) -> None:
