@@ -313,3 +313,15 @@ def _logging(kit: Kit) -> Iterator[Check]:
         return
     message = f"logger {FINDINGS.name} has no file of its own, so log.txt may name files or patients"
     yield Check("note", path.name, message, "start from provisioning/site/log_config.json")
+
+
+def check_log_streams(kit: Kit) -> Iterator[Check]:
+    """Whether a job may send this site's logs away."""
+    path = kit.local_file("resources.json")
+    try:
+        said = read_json(path).get("allow_log_streaming")
+    except KitError:  # said where its classes are looked at
+        return
+    if said is not False:
+        message = "allow_log_streaming is not false: a job may send logs of this site, findings.txt too, to the server"
+        yield Check("warning", path.name, message, "set it to false (provisioning/site/prepare_kit.py does it)")

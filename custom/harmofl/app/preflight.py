@@ -21,6 +21,7 @@ from harmofl.app.kit import (
     Check,
     Kit,
     KitError,
+    check_log_streams,
     check_policy,
     lists_own_filter,
     open_kit,
@@ -99,7 +100,7 @@ def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | N
     if kit.kind == "client":
         checks, held = _data(kit, job, experiment)
         yield "data", lambda: checks
-        yield "policy", lambda: check_policy(kit)
+        yield "policy", lambda: [*check_policy(kit), *check_log_streams(kit)]
     demand = _demand(kit, job, experiment, held) if job and experiment else None
     if kit.kind == "client":
         yield "GPU", lambda: machine.check_gpu(kit, demand)

@@ -18,6 +18,7 @@ from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.filters import note_run, require_filter
+from harmofl.flare.log_streams import refuse_log_stream
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.site import SiteError, is_simulated, resolve_job, simulated_data_root, site_config
 from harmofl.flare.wire import (
@@ -53,6 +54,7 @@ class HarmoFLExecutor(Executor):
         if task_name not in (AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
+            refuse_log_stream(fl_ctx)
             answer = self._perform(task_name, shareable, fl_ctx, abort_signal)
             if problem := unknown_type(answer):
                 raise MessageError(f"the answer cannot be sent: {problem}")

@@ -11,7 +11,7 @@ from harmofl.app.cli import main
 from harmofl.app.job import JobError
 from harmofl.app.preflight import preflight
 from harmofl.experiment import ExperimentError
-from tests.unit.app.provisioned import LEAD, Lines, Packed, Provisioning, TlsServer, set_privacy, write
+from tests.unit.app.provisioned import LEAD, Lines, Packed, Provisioning, TlsServer, change, set_privacy, write
 
 pytestmark = pytest.mark.usefixtures("data")
 
@@ -230,3 +230,10 @@ def test_words_of_the_site_that_cannot_be_used(
     set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=1, **own)
     (line,) = lines(site)
     assert line.startswith(f"error: privacy.json: {key}") and part in line
+
+
+def test_logs_that_a_job_may_stream(site: Path, lines: Lines) -> None:
+    (line,) = [line for line in lines(site, state="warning") if "allow_log_streaming" in line]
+    assert "a job may send logs of this site, findings.txt too, to the server; set it to false" in line
+    change(site, "resources.json", allow_log_streaming=False)
+    assert not any("allow_log_streaming" in line for line in lines(site, state="warning"))
