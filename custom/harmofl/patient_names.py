@@ -7,7 +7,7 @@ SEPARATORS = re.compile(r"[_.-]")
 MOST_CHARACTERS = 64  # of a name that a job may ask for
 LONGEST_NAME = 255  # characters of a file name on Linux
 LONGEST_PATTERN = 200
-MOST_CHOICES = 4 * LONGEST_NAME**2  # of a pattern, at each of the places where it may begin: 0.1 s for one name at most
+MOST_CHOICES = 4 * LONGEST_NAME**2  # of a pattern, at each of the places where it may begin: 0.2 s for one name at most
 
 _ESCAPED = re.compile(r"\\.|\(\?#[^)]*\)|\[\^?\]?(?:\\.|[^\]\\])*\]", re.DOTALL)  # one character, a comment, a set
 _VERBOSE = re.compile(r"\(\?[a-zA-Z-]*x")
@@ -34,7 +34,7 @@ def patient_in(name: str, form: str | int = "name", pattern: str | None = None) 
 def pattern_problem(pattern: str) -> str:
     """Why a pattern is no regular expression, empty where it is one."""
     if len(pattern) > LONGEST_PATTERN:
-        return f"has {len(pattern)} characters, at most {LONGEST_PATTERN} are read; shorten it"
+        return f"is longer than {LONGEST_PATTERN} characters; shorten it"
     try:
         re.compile(pattern)
     except re.error as error:  # its message may repeat a part of the pattern

@@ -204,7 +204,8 @@ def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment, own: Site
     for site in inspection.sites:
         held += site.report.bytes_held
         counts = Counter(finding.severity for finding in site.findings)
-        summary = f"{site.folder}: {site.report.summary}; {_amounts(counts)}"
+        trained = count_text(site.report.training_patients, "patient")
+        summary = f"{site.folder}: {site.report.summary}; {trained} to train on; {_amounts(counts)}"
         fix = f"harmofl check {root} --job {job.folder} lists all" if counts["error"] else ""
         checks.append(Check("note" if counts["error"] else "ok", "data", summary, fix))
         listed = [finding for finding in site.findings if finding.severity != "notice"][:SHOWN]

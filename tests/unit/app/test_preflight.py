@@ -191,6 +191,10 @@ def test_who_says_whose_a_case_is(site: Path, job: Path, lines: Lines, sites_roo
     # by hand: all three cases are of one patient, which trains
     (error,) = lines(site, job)
     assert "1 patient cannot be training, validation and test" in error
+    assert any(
+        "3 training, 0 validation, 0 test" in line and "; 1 patient to train on" in line
+        for line in lines(site, job, state="note")
+    )
 
 
 def test_the_sites_own_folder_in_its_data_root(site: Path, job: Path, lines: Lines, sites_root: Path) -> None:
