@@ -78,10 +78,11 @@ def test_two_words_about_patients_are_refused(written):
         resolve(written)
 
 
-def test_the_form_of_before_has_the_hash_of_before(written):
-    # of this experiment before data.patient_from was there
+def test_the_form_of_before_has_the_hash_of_before(written, monkeypatch):
     plain = resolve(written)
-    assert "patient_from" in plain.model_dump()["data"]
+    monkeypatch.setattr("harmofl.experiment.LEFT_OUT_AT_DEFAULT", {})
+    assert resolve(written).hash != plain.hash, "the default is not in the hash"
+    monkeypatch.undo()
     set_key(written, "data.patient_from", "name")
     assert resolve(written).hash == plain.hash
     set_key(written, "data.patient_from", "before_separator")

@@ -40,6 +40,9 @@ def test_the_settings_that_are_used_again_stay(written: dict[str, Any], tmp_path
         used(tmp_path, experiment_of(written, 64 + step), 2 * step)
         assert used(tmp_path, experiment_of(written), 2 * step + 1) == first
     assert (first / "a.decoded").exists() and len(list(tmp_path.iterdir())) == KEPT
+    os.utime(first, (0, 0))
+    image_cache(tmp_path, experiment_of(written))
+    assert first.stat().st_mtime > 100, "what is opened is used, although nothing is decoded"
 
 
 @pytest.mark.parametrize("key", ["seed", "training__batch_size", "federation__rounds", "training__local_epochs"])
