@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.secure.conftest import ROUNDS, SITES, Drill, Lead, Outcome, last_lines
-from tests.secure.consortium import SERVER, Consortium
+from tests.secure.consortium import Consortium
 
 pytestmark = pytest.mark.slow
 
@@ -52,7 +52,7 @@ def test_a_pattern_of_the_job_is_refused_at_every_site(lead: Lead, consortium: C
     attack = edited(lead.bundle(), path="misbehaving_names.CuriousScatterAndGather")
     outcome, seconds = refused(lead, attack)
     told = [f"site {site}: {REFUSAL}" for site in SITES]
-    log = (consortium.kit(SERVER) / outcome.job_id / "log.txt").read_text()
+    log = "\n".join(path.read_text() for path in sorted(outcome.folder.glob("workspace/*.txt")))
     assert all(line in log for line in told)
     for site in SITES:
         folder = consortium.kit(site) / outcome.job_id
