@@ -17,7 +17,7 @@ import signal
 import socket
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -30,14 +30,14 @@ PROVISIONING = ROOT / "provisioning"
 sys.path[:0] = [str(Path(__file__).resolve().parent), str(PROVISIONING / "site")]
 
 from commands import Commands, RehearsalError, processes_of  # noqa: E402
-from prepare_kit import KitError, prepare_kit, read_limits  # noqa: E402
+from prepare_kit import KitError, Names, prepare_kit, read_limits  # noqa: E402
 
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, refuse_path  # noqa: E402
 from harmofl.app.job import Job, JobError, read_job  # noqa: E402
 from harmofl.app.simulate import missing_folders  # noqa: E402
 from harmofl.experiment import ExperimentError, resolve  # noqa: E402
 from harmofl.flare.site_settings import LimitSettings  # noqa: E402
-from harmofl.tasks import is_outside  # noqa: E402
+from harmofl.tasks import is_outside, place_sites  # noqa: E402
 
 MARK = "poc_workspace.txt"  # a folder that holds it may be replaced
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -47,11 +47,22 @@ STOPPING = 60.0  # seconds for FLARE's own stop, then 15 for what it told to end
 class Rehearsal:
     """One run below `folder`."""
 
-    def __init__(self, folder: Path, job: Job, port: int, limits: Sequence[str], lead: str | None = None) -> None:
-        """Empty the folder and lay out what FLARE needs; `limits` are the sites', where the defaults do not hold."""
+    def __init__(
+        self, folder: Path, job: Job, port: int, *, limits: Sequence[str], names: Mapping[str, Names], lead: str | None
+    ) -> None:
+        """Empty the folder and lay out what FLARE needs.
+
+        Args:
+            folder: of the rehearsal.
+            job: that is submitted.
+            port: of the server.
+            limits: of all sites, where the defaults do not hold.
+            names: by site, how it names its data where the job's rules do not fit.
+            lead: who submits; None where the project has one.
+        """
         self.folder, self.job, self.port, self.limits = folder, job.folder, port, limits
         self.project = yaml.safe_load((PROVISIONING / "project.yml").read_text(encoding="utf-8"))
-        self.sites = job.sites
+        self.sites, self.names = job.sites, names
         self.started = False
         _add_sites(self.project, self.sites)
         self.kits = folder / "poc" / self.project["name"] / "prod_00"
@@ -124,7 +135,8 @@ class Rehearsal:
             say(f"limits of every site, for this rehearsal only: {', '.join(self.limits)}")
         for site in self.sites:
             root = roots / site if data is None else roots
-            prepare_kit(self.kits / site, data_root=root, limits=self.limits, force=True)
+            names = self.names.get(site)
+            prepare_kit(self.kits / site, data_root=root, limits=self.limits, names=names, force=True)
 
     def _judge(self, run: Path) -> None:
         """Print the scores and where the report is.
@@ -166,8 +178,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         refuse_job(job.folder)
         _check_data(options.data, job)
         port = _usable_port(options.port)
-        limits = _limits(options.limits, job)
-        rehearsal = Rehearsal(_usable_folder(options.workspace), job, port, limits, options.lead)
+        limits, names = _limits(options.limits, job), _site_names(options.data, job)
+        rehearsal = Rehearsal(
+            _usable_folder(options.workspace), job, port, limits=limits, names=names, lead=options.lead
+        )
     except (RehearsalError, KitError, JobError, ExperimentError) as error:
         sys.stderr.write(f"poc: {error}\n")
         return 2
@@ -314,6 +328,22 @@ def _limits(given: Sequence[str], job: Job) -> list[str]:
     settings = resolve(job.settings)
     fewest = min(len(job.sites), settings.federation.minimum_sites, settings.amplitude.minimum_sites)
     return [f"minimum_sites={fewest}", *given] if fewest < LimitSettings().minimum_sites else list(given)
+
+
+def _site_names(data: Path | None, job: Job) -> dict[str, Names]:
+    """What each site says of its own data, where folders have other names or hold the rows of several centers.
+
+    At hospitals a job does not say it: here one person holds the data of all sites and says it for them.
+    """
+    if data is None or is_outside(str(job.settings.get("task"))):
+        return {}
+    root, experiment = data.absolute(), job.resolve(demo=False)
+    names = {}
+    for site, place in place_sites(experiment, dict.fromkeys(job.sites, root)).items():
+        other = isinstance(place, Path) and place.parent == root and place.name != site
+        centers = experiment.reader.get("centers", {}).get(site)
+        names[site] = Names(folder=place.name if other else None, centers=tuple(centers) if centers else None)
+    return {site: said for site, said in names.items() if said != Names()}
 
 
 def _add_sites(project: dict[str, Any], sites: Sequence[str]) -> None:

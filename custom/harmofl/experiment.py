@@ -2,18 +2,24 @@
 
 import hashlib
 import json
-import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from harmofl.methods import METHOD_DEFAULTS, PRESETS, method_overrides, method_problem
+from harmofl.patient_names import FORMS, MOST_CHARACTERS, patient_in, pattern_problem
 from harmofl.sections import ExperimentError, Section, fill, first_problem, nearest, parse_json, set_key
 
 FILE_NAME = "experiment.json"
+LEFT_OUT_AT_DEFAULT: dict[str, Any] = {"data.patient_from": "name"}  # newer settings: the hash of before at this value
 
-
+LONGEST_WAIT = 366 * 24 * 3600  # seconds
+LARGEST_FILE = 1_000_000  # bytes of an experiment.json; those of the project have 2,000
+# Percentiles of the window of volumes outside simulation: how many images are warned of, or lie within the window, is
+# counted and leaves a site, and a percentile that a job may move at will would find out the intensities of single ones.
+HOSPITAL_PERCENTILES = (95.0, 98.0, 99.0, 99.5, 99.9, 100.0)
 Positive = Annotated[float, Field(gt=0)]
 NotNegative = Annotated[float, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
@@ -24,15 +30,18 @@ Share = Annotated[float, Field(ge=0, lt=1)]
 class DataSettings(Section):
     """What every task reads alike: image size in pixels and split; what is a task's own stands in `reader`.
 
-    `patient_pattern` finds the patient in a case's name, by its first group or its whole match; without it, or where
-    it does not match, a case is a patient.
-    `simulated_root` may hold {SITE_NAME} and counts in simulation only: elsewhere a job never chooses a path at a site.
+    `patient_from` says what of a case's name is the patient: all of it (`name`), what stands before the first `_`, `.`
+    or `-` (`before_separator`), or a number of characters. `patient_pattern` finds the patient by its first group or
+    its whole match; where it does not match, a case is a patient.
+    `patient_pattern`, `aliases` and `simulated_root` (which may hold {SITE_NAME}) count in simulation only: elsewhere a
+    job chooses no path, folder or name at a site, whose own settings say.
     """
 
     height: Annotated[int, Field(ge=64)]
     width: Annotated[int, Field(ge=64)]
     split: Literal["patient", "as_published"] = "patient"
     fractions: tuple[Fraction, Fraction, Fraction] = Field(default=(0.64, 0.16, 0.20), strict=False)
+    patient_from: Literal["name", "before_separator"] | int = "name"
     patient_pattern: str | None = None
     aliases: dict[str, list[str]] = {}
     simulated_root: str | None = None
@@ -45,20 +54,30 @@ class DataSettings(Section):
             raise ValueError("fractions must be multiples of 0.04: cases are dealt to the splits in blocks of 25")
         return self
 
+    @field_validator("patient_from", mode="before")
+    @classmethod
+    def _a_form_or_a_number(cls, form: Any) -> Any:
+        number = isinstance(form, int) and not isinstance(form, bool) and 1 <= form <= MOST_CHARACTERS
+        if not number and form not in FORMS:
+            raise ValueError(f"must be {', '.join(map(repr, FORMS))} or a number of characters, 1 to {MOST_CHARACTERS}")
+        return form
+
     @field_validator("patient_pattern")
     @classmethod
     def _pattern_compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"is no regular expression ({error})") from None
+        if pattern is not None and (problem := pattern_problem(pattern)):
+            raise ValueError(problem)
         return pattern
+
+    @model_validator(mode="after")
+    def _one_word_about_patients(self) -> Self:
+        if self.patient_pattern is not None and self.patient_from != "name":
+            raise ValueError("patient_from and patient_pattern both say whose a case is; leave one out")
+        return self
 
     def patient_of(self, case: str) -> str:
         """The patient that a case belongs to."""
-        found = re.search(self.patient_pattern, case) if self.patient_pattern else None
-        part = (found.group(1) if found.re.groups else found.group()) if found else None
-        return part or case  # an optional group may take no part, a pattern may match nothing
+        return patient_in(case, self.patient_from, self.patient_pattern)
 
 
 class NetworkSettings(Section):
@@ -133,8 +152,8 @@ class FederationSettings(Section):
     local_layers: Literal["none", "norm", "all"] = "none"
     pooled_data: bool = False
     exchange: Literal["float32", "float16"] = "float32"
-    round_timeout: Annotated[int, Field(ge=60)] = 24 * 3600
-    straggler_wait: Annotated[int, Field(ge=0)] = 600
+    round_timeout: Annotated[int, Field(ge=60, le=LONGEST_WAIT)] = 24 * 3600
+    straggler_wait: Annotated[int, Field(ge=0, le=LONGEST_WAIT)] = 600
     resume_from: str | None = None
     tracking: Literal["tensorboard", "mlflow", "none"] = "tensorboard"
 
@@ -149,10 +168,10 @@ class DemoSettings(Section):
 class Experiment(Section):
     """The resolved settings of one run. Two sides that hold equal hashes run the same experiment."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")]
-    task: str
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$", max_length=100)]
+    task: Annotated[str, Field(max_length=200)]
     method: str = "harmofl"
-    seed: Annotated[int, Field(ge=0)] = 0
+    seed: Annotated[int, Field(ge=0, lt=2**63)] = 0  # torch takes no larger one
     data: DataSettings
     reader: dict[str, Any] = {}
     network: NetworkSettings
@@ -192,6 +211,10 @@ class Experiment(Section):
             "demo": {"overrides"},
         }
         settings = self.model_dump(mode="json", exclude=left_out)
+        for key, default in LEFT_OUT_AT_DEFAULT.items():
+            section, _, name = key.partition(".")
+            if settings[section][name] == default:
+                del settings[section][name]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -207,7 +230,11 @@ def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
     """
     shown = shown or str(path)
     try:
-        settings = parse_json(path.read_text(encoding="utf-8"))
+        with path.open("rb") as stream:
+            content = stream.read(LARGEST_FILE + 1)
+        if len(content) > LARGEST_FILE:
+            raise ExperimentError(f"{shown}: has more than {LARGEST_FILE} bytes; no experiment needs them")
+        settings = parse_json(content.decode("utf-8"))
     except OSError as error:
         raise ExperimentError(f"{shown}: cannot be read ({error.strerror}); every job needs it in app/config") from None
     except UnicodeDecodeError:
@@ -217,6 +244,22 @@ def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:
     if not isinstance(settings, dict):
         raise ExperimentError(f"{shown}: must hold one JSON object, not a {type(settings).__name__}")
     return settings
+
+
+def site_owned_problem(settings: Mapping[str, Any]) -> str:
+    """Why hospitals refuse these settings of a job as written: they say what is a hospital's to say; else empty."""
+    data, reader = settings.get("data"), settings.get("reader")
+    percentile = reader.get("upper_percentile", 99.0) if isinstance(reader, Mapping) else 99.0
+    if settings.get("task") == "prostate" and percentile not in HOSPITAL_PERCENTILES:
+        known = ", ".join(f"{value:g}" for value in HOSPITAL_PERCENTILES)
+        return f"reader.upper_percentile: hospitals take {known}, others in a simulated run only"
+    if not isinstance(data, Mapping) or data.get("patient_pattern") is None:
+        return ""
+    return (
+        "data.patient_pattern: a job's pattern would be run on file names of hospitals, which only a simulated run may "
+        "do; choose data.patient_from ('name', 'before_separator' or a number of characters), or let each hospital set "
+        "patient_pattern in its local/privacy.json"
+    )
 
 
 def resolve(settings: dict[str, Any], *, demo: bool = False, source: str = FILE_NAME) -> Experiment:

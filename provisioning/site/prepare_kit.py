@@ -12,6 +12,7 @@ says something else unless told to. Run it where the kit will stay: it writes ab
 import argparse
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from difflib import get_close_matches
@@ -40,6 +41,18 @@ class Noise(NamedTuple):
     delta: float
 
 
+class Names(NamedTuple):
+    """How this hospital names its data: what a job cannot say.
+
+    `patient_pattern` is a regular expression that finds the patient in a case's name, `folder` the one in the data root
+    that is this site's, `centers` the values of the column `center` of metadata.csv whose rows are this site's.
+    """
+
+    patient_pattern: str | None = None
+    folder: str | None = None
+    centers: tuple[int, ...] | None = None
+
+
 def prepare_kit(
     kit: Path,
     *,
@@ -47,6 +60,7 @@ def prepare_kit(
     preinstalled: bool = False,
     noise: Noise | None = None,
     limits: Sequence[str] = (),
+    names: Names | None = None,
     storage: Path | None = None,
     in_container: bool = False,
     force: bool = False,
@@ -61,6 +75,7 @@ def prepare_kit(
         preinstalled: refuse jobs that bring code; the package has to be installed here.
         noise: put noise on the amplitude that leaves this site.
         limits: what this site allows other than privacy.json has it, each as NAME=VALUE.
+        names: how this site names its data, where a job's rules do not fit.
         storage: absolute folder for the server's jobs and snapshots (default: the kit).
         in_container: data_root is a path inside the job's container, not of this machine.
         force: replace files that say something else.
@@ -73,14 +88,18 @@ def prepare_kit(
     """
     kit = kit.resolve()
     if _is_server(kit):
-        if data_root is not None or noise is not None or limits or in_container:
-            raise KitError(f"{kit.name} is the server's kit: it has no images, so no data root, noise or limits")
+        if data_root is not None or noise is not None or limits or names is not None or in_container:
+            raise KitError(
+                f"{kit.name} is the server's kit: it has no images, so no data root, noise, limits or names of data"
+            )
         files = _server_files(kit, preinstalled, storage)
     else:
         if storage is not None:
             raise KitError(f"{kit.name} is a site's kit: job storage belongs to the server")
         files = _site_files(kit, _checked_root(kit.name, data_root, in_container), preinstalled, noise)
         files["privacy.json"]["scopes"][0]["properties"]["limits"] |= read_limits(limits)
+        if names is not None:
+            files["privacy.json"]["scopes"][0]["properties"] |= _checked_names(kit.name, names)
     texts = {kit / "local" / name: json.dumps(settings, indent=2) + "\n" for name, settings in files.items()}
     changed = {path: text for path, text in texts.items() if not _says(path, text)}
     edited = [f"local/{path.name}" for path in changed if path.exists()]
@@ -147,6 +166,20 @@ def _checked_root(site: str, data_root: Path | None, in_container: bool) -> str:
     if not in_container and not os.access(data_root, os.R_OK | os.X_OK):
         raise KitError(f"{site}: data root {data_root} cannot be read by this user")
     return str(data_root)
+
+
+def _checked_names(site: str, names: Names) -> Settings:
+    """The properties that say how a site names its data; `harmofl preflight` looks at them once more."""
+    try:
+        re.compile(names.patient_pattern or "")
+    except re.error as error:
+        raise KitError(f"{site}: --patient-pattern is no regular expression ({error})") from None
+    if names.folder is not None and not re.fullmatch(r"[^./\\][^/\\]*", names.folder):
+        raise KitError(f"{site}: --folder {names.folder}: give the name of a folder in the data root, no path")
+    if names.centers is not None and (not names.centers or min(names.centers) < 0):
+        raise KitError(f"{site}: --centers are whole numbers of 0 or more, as the column center has them")
+    said = names._asdict() | {"centers": None if names.centers is None else list(names.centers)}
+    return {key: value for key, value in said.items() if value is not None}
 
 
 def _site_files(kit: Path, data_root: str, preinstalled: bool, noise: Noise | None) -> dict[str, Settings]:
@@ -253,6 +286,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             preinstalled=options.preinstalled,
             noise=Noise(*options.noise) if options.noise else None,
             limits=options.limits,
+            names=_names(options),
             storage=options.storage,
             in_container=options.in_container,
             force=options.force,
@@ -264,6 +298,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(f"wrote {path}\n")
     sys.stdout.write("restart a running site for this to hold\n" if written else "nothing to change\n")
     return 0
+
+
+def _names(options: argparse.Namespace) -> Names | None:
+    names = Names(options.patient_pattern, options.folder, tuple(options.centers) if options.centers else None)
+    return names if names != Names() else None
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -288,6 +327,15 @@ def _parser() -> argparse.ArgumentParser:
         default=[],
         metavar="NAME=VALUE",
         help="what a job may ask of this site, for example minimum_sites=2 for a rehearsal; may be repeated",
+    )
+    parser.add_argument(
+        "--patient-pattern",
+        metavar="REGEX",
+        help="finds the patient in a case's name, for example '^(P[0-9]+)': where a patient has several cases",
+    )
+    parser.add_argument("--folder", metavar="NAME", help="the folder in DIR that is this site's, if not its own name")
+    parser.add_argument(
+        "--centers", type=int, nargs="+", metavar="N", help="rows of metadata.csv that are this site's, by their center"
     )
     parser.add_argument("--storage", type=Path, metavar="DIR", help="server: absolute folder for jobs (default: KIT)")
     parser.add_argument("--force", action="store_true", help="replace files that say something else")

@@ -159,6 +159,7 @@ def prepare(consortium: Consortium, name: str, **settings: Any) -> None:
     resources = json.loads(path.read_text())
     resources["class_allow_list"].append("misbehaving.")
     resources["class_allow_list"].append("misbehaving_headers.")
+    resources["class_allow_list"].append("misbehaving_names.")
     path.write_text(json.dumps(resources))
 
 

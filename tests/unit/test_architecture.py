@@ -13,13 +13,14 @@ PACKAGE = Path(harmofl.__file__).parent
 FILES = sorted(PACKAGE.rglob("*.py"))
 TREES = {path.relative_to(PACKAGE).as_posix(): ast.parse(path.read_text(encoding="utf-8")) for path in FILES}
 
-EXPERIMENT = {"experiment", "files", "methods", "sections"}
+EXPERIMENT = {"experiment", "files", "methods", "patient_names", "sections"}
 
 # What each floor may import of the package besides itself: only what lies below it.
 BELOW = {
     "methods": set(),
     "sections": set(),
     "files": set(),
+    "patient_names": set(),
     "experiment": EXPERIMENT - {"experiment"},
     "job_folder": EXPERIMENT,
     "core": EXPERIMENT,

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from harmofl.experiment import ExperimentError, resolve, set_key
+from harmofl.experiment import ExperimentError, read_settings, resolve, set_key
 
 
 def changed(settings: dict[str, Any], key: str, value: Any) -> dict[str, Any]:
@@ -274,6 +274,30 @@ def test_a_pattern_that_does_not_compile_is_refused(written):
     set_key(written, "data.patient_pattern", "(P")
     with pytest.raises(ExperimentError, match="data.patient_pattern: is no regular expression"):
         resolve(written)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("name", "a" * 101),
+        ("task", "a." * 101),
+        ("seed", 2**63),
+        ("federation.round_timeout", 10**400),
+        ("federation.straggler_wait", 10**9),
+        ("data.patient_pattern", "a" * 201),
+    ],
+)
+def test_numbers_and_texts_without_bound_are_refused(written, key, value):
+    set_key(written, key, value)
+    with pytest.raises(ExperimentError, match=f"{key}: "):
+        resolve(written)
+
+
+def test_a_file_without_bound_is_not_read_to_its_end(tmp_path):
+    path = tmp_path / "experiment.json"
+    path.write_text('{"data": {"aliases": {}}, "x": "' + "a" * 2_000_000)
+    with pytest.raises(ExperimentError, match="has more than 1000000 bytes"):
+        read_settings(path)
 
 
 def test_a_first_batch_that_no_site_would_send_is_refused(written):

@@ -51,6 +51,7 @@ OTHER = {
     "method": "fedavg",
     "data.split": "as_published",
     "data.fractions": [0.6, 0.2, 0.2],
+    "data.patient_from": "before_separator",
     "data.patient_pattern": "^P[0-9]+",
     "reader": {},
     "data.aliases": {"RUNMC": ["ISBI"]},

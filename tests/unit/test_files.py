@@ -51,7 +51,7 @@ def test_what_is_being_written_stays_and_what_was_left_goes(tmp_path: Path) -> N
 
 
 OPENINGS: dict[str, Callable[[Path], object]] = {
-    "state of a site": lambda folder: SiteState(folder.parent, folder.name),
+    "state of a site": lambda folder: SiteState(folder.parent, folder.name).save_round(0, {}),
     "cache": DecodedCache,
     "checkpoint": lambda folder: save_atomically({}, folder / "left.pt"),
     "text": lambda folder: write_text_atomically("text", folder / "left.pt"),
@@ -60,7 +60,7 @@ OPENINGS: dict[str, Callable[[Path], object]] = {
 
 
 @pytest.mark.parametrize("opening", OPENINGS)
-def test_the_next_opening_removes_what_was_left(tmp_path: Path, opening: str) -> None:
+def test_the_next_opening_or_writing_removes_what_was_left(tmp_path: Path, opening: str) -> None:
     folder = tmp_path / "run1"
     folder.mkdir()
     (folder / ".left.pt.abc123.part").write_bytes(b"half")

@@ -16,6 +16,7 @@ from harmofl.app.flare_refusals import refuse_job, refuse_job_name
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.limit_checks import warnings_for_careful_sites
 from harmofl.data.findings import count_text
+from harmofl.experiment import site_owned_problem
 from harmofl.files import part_folder
 from harmofl.job_folder import (
     LEFT_OUT,
@@ -64,6 +65,8 @@ def bundle(
     """
     job = read_job(job_folder, assignments, demo=demo)
     refuse_job_name(job.folder.name)
+    if problem := site_owned_problem(job.settings):
+        raise JobError(problem)
     job.admit_task(own_code=True)
     experiment = job.resolve(demo=False)
     settings = experiment.model_dump(mode="json")  # every default written out

@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harmofl.app.costs import PROCESS_BYTES, Pace, measure_pace, training_bytes
+from harmofl.app.hospital_names import read_hospital
 from harmofl.app.inspection import SiteInspection, inspect
 from harmofl.app.job import read_job
 from harmofl.core.training import TrainingError
@@ -18,7 +19,13 @@ NARROWEST = 110  # columns; tables that go to a file are not squeezed to 80
 
 
 def check(
-    data_root: Path, job_folder: Path, assignments: Sequence[str], site: str | None, *, allow_code: bool = False
+    data_root: Path,
+    job_folder: Path,
+    assignments: Sequence[str],
+    site: str | None,
+    *,
+    kit: Path | None = None,
+    allow_code: bool = False,
 ) -> int:
     """Report on every site's folder under `data_root`, or on `data_root` itself where it is one site's folder.
 
@@ -27,6 +34,7 @@ def check(
         job_folder: the job.
         assignments: `key=value` changes of experiment.json.
         site: the only site to look at.
+        kit: startup kit of the only site to look at, whose own settings say what is whose.
         allow_code: let a task that the job brings along run.
 
     Returns:
@@ -41,7 +49,11 @@ def check(
     console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
-    inspection = inspect(data_root, job, experiment, site)
+    fewest = None
+    if kit is not None:
+        own = read_hospital(kit)
+        experiment, data_root, site, fewest = own.words_in(experiment), own.own_folder(data_root), own.name, own.fewest
+    inspection = inspect(data_root, job, experiment, site, fewest)
     for line in inspection.problems:
         console.print(f"error: {line}")
     if inspection.problems and inspection.sites and site is None:

@@ -43,7 +43,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _check(options: argparse.Namespace) -> int:
     from harmofl.app.check import check
 
-    return check(options.data_root, options.job, options.assignments, options.site, allow_code=options.allow_code)
+    return check(
+        options.data_root,
+        options.job,
+        options.assignments,
+        options.site,
+        kit=options.kit,
+        allow_code=options.allow_code,
+    )
 
 
 def _simulate(options: argparse.Namespace) -> int:
@@ -164,6 +171,7 @@ def _add_check(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     check.add_argument("data_root", type=Path, metavar="DATA_ROOT", help="folder of the sites' folders, or of one site")
     check.add_argument("--job", type=Path, required=True, help="job folder, for example jobs/harmofl_prostate")
     check.add_argument("--site", metavar="NAME", help="check this site of the job only")
+    check.add_argument("--kit", type=Path, metavar="KIT", help="check as the site of this startup kit reads its folder")
     _add_allow_code(check)
     _add_set(check)
 

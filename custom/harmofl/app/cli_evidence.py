@@ -12,6 +12,7 @@ def run_report(options: argparse.Namespace) -> int:
         options.run,
         data=options.data,
         site=options.site,
+        kit=options.kit,
         demo=options.demo,
         local_only=options.local_only,
         output=options.output,
@@ -41,6 +42,12 @@ def add_report(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "--demo", action="store_true", help="add pictures of a demo: its synthetic data is made again"
     )
     parser.add_argument("--site", metavar="NAME", help="draw this site only; ROOT may then be its own folder")
+    parser.add_argument(
+        "--kit",
+        type=Path,
+        metavar="KIT",
+        help="this hospital's startup kit: split by its patient_pattern, as the run did",
+    )
     parser.add_argument(
         "--local-only", type=Path, metavar="RUN2", help="compare with a run of method local_only on the same data"
     )

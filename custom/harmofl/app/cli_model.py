@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from harmofl.app.model_file import LoadedModel
 
+KIT_HELP = "this hospital's startup kit: read the folder by its patient_pattern and centers, as its site does"
 FORMATS = ("monai-bundle", "torchscript", "onnx")
 
 
@@ -22,11 +23,19 @@ def run_evaluate(options: argparse.Namespace) -> int:
     """`harmofl evaluate`."""
     from harmofl.app.evaluate import evaluate
 
+    model, data, site = _model(options), options.data, options.site
+    if options.kit is not None:
+        from dataclasses import replace
+
+        from harmofl.app.hospital_names import read_hospital
+
+        own = read_hospital(options.kit)
+        model, data, site = replace(model, experiment=own.words_in(model.experiment)), own.own_folder(data), own.name
     return evaluate(
-        _model(options),
-        options.data,
+        model,
+        data,
         options.output,
-        site=options.site,
+        site=site,
         profile_of=options.profile_of,
         force=options.force,
     )
@@ -84,6 +93,7 @@ def _add_evaluate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     evaluate.add_argument(
         "--site", type=_name, metavar="NAME", help="the hospital's folder in DATA, or its centers in metadata.csv"
     )
+    evaluate.add_argument("--kit", type=Path, metavar="KIT", help=KIT_HELP)
     evaluate.add_argument(
         "-o", "--output", type=Path, default=Path(), metavar="DIR", help="for evaluation.json, not in DATA (default: .)"
     )

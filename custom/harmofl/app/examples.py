@@ -2,8 +2,10 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from harmofl.app.hospital_names import read_hospital
 from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel, kept_at_sites, load_model
 from harmofl.core.training import NotFiniteError, batches, predict
@@ -22,7 +24,13 @@ READ = "Pictures drawn by whoever holds the data, from the test cases of these s
 
 
 def collect_examples(
-    folder: Path, results: Results, root: Path | None, place: Path, *, site: str | None = None
+    folder: Path,
+    results: Results,
+    root: Path | None,
+    place: Path,
+    *,
+    site: str | None = None,
+    kit: Path | None = None,
 ) -> Examples:
     """Predict the test cases of every site found and choose the best, the median and the worst one.
 
@@ -32,6 +40,7 @@ def collect_examples(
         root: data root; None for the synthetic data of a demo.
         place: for what is written and decoded on the way.
         site: the only site to look for; the root may then be its own folder.
+        kit: startup kit of the only site to look for, whose own settings say whose a case is.
 
     Raises:
         JobError: the model is missing, damaged or not this run's, no one model is, or the task draws no pictures.
@@ -45,6 +54,10 @@ def collect_examples(
     if problem := kept_at_sites(experiment):
         raise JobError(f"no pictures: {problem}")
     model = _best_model(folder, results)
+    if kit is not None:
+        own = read_hospital(kit)
+        site, root = own.name, own.own_folder(root) if root is not None else None
+        experiment, model = own.words_in(experiment), replace(model, experiment=own.words_in(model.experiment))
     if site is not None and site not in results.sites:
         raise JobError(f"--site {site}: the run's sites are {', '.join(results.sites)}")
     names = list(results.sites) if site is None else [site]

@@ -51,12 +51,14 @@ def inspect(
         job: its sites.
         experiment: as the job resolves.
         only: the only site to look at.
-        own_minimum: `minimum_cases` of that site's privacy scope, where it is known.
+        own_minimum: `minimum_cases` of that site's privacy scope, where it is known: the root is that site's own then.
 
     Raises:
         JobError: the root is not a folder, or the job has no such site.
     """
-    folders, problems = _folders(root, job, experiment, only)
+    at_hospital = only is not None and own_minimum is not None
+    expected = (only,) if only is not None and at_hospital and only in job.sites else job.sites
+    folders, problems = _folders(root, job, experiment, only, expected)
     sites = []
     for name, folder in folders.items():
         try:
@@ -65,27 +67,29 @@ def inspect(
             problems.append(str(error))
     medians = {site.name: _median_pixel(site.report) for site in sites if site.report.pixels}
     between = [*_resolution_finding(medians, experiment, "between sites")] if len(medians) > 1 else []
-    if {site.name for site in sites} == set(job.sites):
+    if {site.name for site in sites} == set(job.sites) and not at_hospital:
         between += _sites_without_amplitude(sites, experiment)
     if folders and not folders.keys() & set(job.sites):
         between += _one_of_several(root, job)
     return Inspection(tuple(sites), tuple(problems), tuple(between))
 
 
-def _folders(root: Path, job: Job, experiment: Experiment, only: str | None) -> tuple[dict[str, Path], list[str]]:
-    """Folder of each site, and one line for each that has none."""
+def _folders(
+    root: Path, job: Job, experiment: Experiment, only: str | None, expected: Sequence[str]
+) -> tuple[dict[str, Path], list[str]]:
+    """Folder of each site, and one line for each that has none; `expected` are the sites whose data may be here."""
     if not root.is_dir():
         raise JobError(f"{root} is not a folder; name the folder of the sites' folders, or one site's own")
     if only is not None and only not in job.sites:
         raise JobError(f"--site {only}: the job's sites are {', '.join(job.sites)}")
     task = load_task(experiment)
-    places = place_sites(experiment, dict.fromkeys(job.sites, root))
+    places = place_sites(experiment, dict.fromkeys(expected, root))
     loose = [
         site
         for site, place in places.items()
         if isinstance(place, SharedFolderError) or (place == root and task.part(root, site, experiment) is None)
     ]
-    if len(loose) == len(job.sites):
+    if len(loose) == len(expected):
         return {only or _name_of(root, job, experiment): root}, []  # the root is one site's own folder
     wanted = {site: place for site, place in places.items() if only in (None, site)}
     folders = {site: place for site, place in wanted.items() if isinstance(place, Path) and site not in loose}

@@ -239,6 +239,13 @@ def _filters(kit: Kit) -> Iterator[Check]:
         yield Check("error" if noise else "warning", "privacy.json", message, f"add {FILTERS}AmplitudeFilter")
 
 
+def lists_own_filter(kit: Kit, scope: str) -> bool:
+    """Whether a scope's filters of results have one of this package."""
+    held = next((entry for entry in kit.scopes() if entry.get("name") == scope), {}).get("task_result_filters")
+    entries = held if isinstance(held, list) else []
+    return any(isinstance(entry, dict) and str(entry.get("path", "")).startswith(FILTERS) for entry in entries)
+
+
 @contextmanager
 def _local_code(kit: Kit) -> Iterator[None]:
     """Let the site's own code be imported as FLARE does."""
@@ -284,3 +291,15 @@ def _logging(kit: Kit) -> Iterator[Check]:
         return
     message = f"logger {FINDINGS.name} has no file of its own, so log.txt may name files or patients"
     yield Check("note", path.name, message, "start from provisioning/site/log_config.json")
+
+
+def check_log_streams(kit: Kit) -> Iterator[Check]:
+    """Whether a job may send this site's logs away."""
+    path = kit.local_file("resources.json")
+    try:
+        said = read_json(path).get("allow_log_streaming")
+    except KitError:  # said where its classes are looked at
+        return
+    if said is not False:
+        message = "allow_log_streaming is not false: a job may send logs of this site, findings.txt too, to the server"
+        yield Check("warning", path.name, message, "set it to false (provisioning/site/prepare_kit.py does it)")

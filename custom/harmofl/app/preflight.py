@@ -15,16 +15,28 @@ from harmofl.app import connection, machine, storage
 from harmofl.app.approval_checks import check_approval
 from harmofl.app.bundle import PACKAGE, components
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
+from harmofl.app.hospital_names import names_in_force
 from harmofl.app.job import Job, JobError, read_job
-from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
+from harmofl.app.kit import (
+    WORKSPACE_VARIABLE,
+    Check,
+    Kit,
+    KitError,
+    check_log_streams,
+    check_policy,
+    lists_own_filter,
+    open_kit,
+    read_json,
+)
 from harmofl.app.limit_checks import check_default_limits, check_limits, check_patients, minimum_cases_of
 from harmofl.app.machine import Demand
 from harmofl.app.privacy import check_ledger, kept_parts
 from harmofl.app.silence import flare_silent
 from harmofl.data.findings import Finding, count_text
 from harmofl.data.splits import keep_parts
-from harmofl.experiment import Experiment, ExperimentError
-from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_setting
+from harmofl.experiment import Experiment, ExperimentError, site_owned_problem
+from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_root, own_setting, site_settings
+from harmofl.flare.site_settings import SiteSettings
 from harmofl.job_folder import MANIFEST, META, SERVER, digests, refuse_links, sha256
 
 Look = Callable[[], Iterable[Check]]
@@ -84,7 +96,7 @@ def _sections(kit: Kit, given: Path, job: Job | None, experiment: Experiment | N
     if kit.kind == "client":
         checks, held = _data(kit, job, experiment)
         yield "data", lambda: checks
-        yield "policy", lambda: check_policy(kit)
+        yield "policy", lambda: [*check_policy(kit), *check_log_streams(kit)]
         yield "limits", lambda: check_limits(kit, job, experiment)
         yield "approval", lambda: check_approval(kit, job)
         yield "privacy", lambda: check_ledger(kit, experiment)
@@ -144,11 +156,17 @@ def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[lis
     if not root:
         fix = f"set {DATA_ROOT_VARIABLE} before start.sh, or data_root in the default scope of local/privacy.json"
         return [Check("error", "data", f"site {kit.name} has no data root", fix)], 0
-    folder = Path(root)
-    problem = _unusable(folder)
+    try:
+        own = site_settings(kit.properties())
+    except SiteError:  # said where the kit's own settings are looked at
+        own = SiteSettings()
+    folder = own_root(root, own)
+    problem = _unusable(Path(root)) or _unusable(folder)
     if problem:
-        return [Check("error", "data", f"{origin}: {root} {problem[0]}", problem[1])], 0
-    checks = [Check("ok", "data", f"data root {root} (from {origin})")]
+        where, of = (origin, root) if _unusable(Path(root)) else ("folder in local/privacy.json", folder)
+        return [Check("error", "data", f"{where}: {of} {problem[0]}", problem[1])], 0
+    of_its_own = "" if own.folder is None else f", of which {folder.name} is this site's"
+    checks = [Check("ok", "data", f"data root {root} (from {origin}){of_its_own}")]
     if os.access(folder, os.W_OK):
         checks.append(Check("note", "data", f"{root} is writable; training only reads it", "mount it read-only"))
     if job is None:
@@ -157,8 +175,8 @@ def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[lis
         why = "the job does not deploy to this site" if experiment else "the job brings its own task"
         fix = "" if experiment else "read its code, then: harmofl check --allow-code"
         return [*checks, Check("note", "data", f"not checked: {why}", fix)], 0
-    found, held = _inspected(folder, kit, job, experiment)
-    return [*checks, *found], held
+    found, held = _inspected(folder, kit, job, experiment, own)
+    return [*checks, *names_in_force(kit.name, experiment, own), *found], held
 
 
 def _unusable(folder: Path) -> tuple[str, str] | None:
@@ -172,9 +190,11 @@ def _unusable(folder: Path) -> tuple[str, str] | None:
     return None
 
 
-def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[list[Check], int]:
+def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment, own: SiteSettings) -> tuple[list[Check], int]:
     from harmofl.app.inspection import inspect
+    from harmofl.tasks.at_hospital import experiment_at_hospital
 
+    experiment = experiment_at_hospital(experiment, kit.name, patient_pattern=own.patient_pattern, centers=own.centers)
     with keep_parts(kept_parts(kit, experiment.task)):
         inspection = inspect(root, job, experiment, kit.name, minimum_cases_of(kit))
     checks = [Check("error", "data", problem) for problem in inspection.problems]
@@ -183,7 +203,8 @@ def _inspected(root: Path, kit: Kit, job: Job, experiment: Experiment) -> tuple[
         held += site.report.bytes_held
         checks += check_patients(kit, site.report.training_patients)
         counts = Counter(finding.severity for finding in site.findings)
-        summary = f"{site.folder}: {site.report.summary}; {_amounts(counts)}"
+        trained = count_text(site.report.training_patients, "patient")
+        summary = f"{site.folder}: {site.report.summary}; {trained} to train on; {_amounts(counts)}"
         fix = f"harmofl check {root} --job {job.folder} lists all" if counts["error"] else ""
         checks.append(Check("note" if counts["error"] else "ok", "data", summary, fix))
         listed = [finding for finding in site.findings if finding.severity != "notice"][:SHOWN]
@@ -231,6 +252,9 @@ def _job(kit: Kit, job: Job) -> Iterator[Check]:
             refuse()
         except JobError as error:
             yield Check("error", META, str(error))
+    if problem := site_owned_problem(job.settings):
+        key, _, message = problem.partition(": ")
+        yield Check("error", key, message)
     name = {"server": SERVER, "client": kit.name}.get(kit.kind)
     app = next((app for app, names in job.meta["deploy_map"].items() if name in names), None)
     if kit.kind == "client":
@@ -244,6 +268,9 @@ def _job(kit: Kit, job: Job) -> Iterator[Check]:
         if asked and asked not in scopes:
             message = f"the job's privacy scope {asked} is none of this site's ({', '.join(map(str, scopes))})"
             yield Check("error", META, message, "add it to local/privacy.json, or ask the lead to leave it out")
+        elif asked and asked != kit.scope().get("name") and not lists_own_filter(kit, asked):
+            message = f"the job asks for privacy scope {asked}, which lists no filter of this package, and is refused"
+            yield Check("error", META, message, "ask the lead to leave scope out")
     if kit.kind == "admin":
         role = connection.certificate_role(kit)
         refused = "" if role in SUBMITTERS else "let a lead submit the job"

@@ -68,7 +68,12 @@ def privacy(kit: Path, *, reset: str | None, yes: bool) -> int:
 
 def check_ledger(kit: Kit, experiment: Experiment | None) -> Iterator[Check]:
     """The state of a site's ledger in one line, and whether a job would train by the split that stays."""
-    content = _content(kit)
+    try:
+        content = _content(kit)
+    except KitError:
+        if _has_state_root(kit):
+            raise
+        return  # said where the disk is looked at
     if content is None:
         yield Check("note", "ledger", "nothing has left this site so far; its first job begins the ledger")
         return
@@ -86,6 +91,13 @@ def check_ledger(kit: Kit, experiment: Experiment | None) -> Iterator[Check]:
     problem = split_problem(held, settings, experiment.task, str(kit.folder))
     if problem:
         yield Check("error", "split", problem)
+
+
+def _has_state_root(kit: Kit) -> bool:
+    try:
+        return bool(kit.state_root)
+    except KitError:
+        return False
 
 
 def kept_parts(kit: Kit, task: str) -> KeptParts:

@@ -29,6 +29,7 @@ def report(
     *,
     data: Path | None,
     site: str | None,
+    kit: Path | None = None,
     demo: bool,
     local_only: Path | None,
     output: Path | None,
@@ -39,6 +40,7 @@ def report(
         run: simulator workspace, downloaded job, or the folder with results.json.
         data: data root; pictures are added of the sites found there.
         site: the only site to draw; the data root may then be its own folder.
+        kit: startup kit of the only site to draw, whose own settings say whose a case is.
         demo: add pictures of the demo's synthetic data, which is made again.
         local_only: a run of the same sites, each on its own.
         output: the page; beside results.json where it is None.
@@ -55,7 +57,7 @@ def report(
     try:
         results, rounds = read_results(folder / RESULTS_FILE), read_rounds(folder / ROUNDS_FILE)
         comparison = _compared(results, local_only)
-        examples = _examples(folder, results, data, demo=demo, site=site)
+        examples = _examples(folder, results, data, demo=demo, site=site, kit=kit)
     except (ResultsError, StateError) as error:
         raise JobError(str(error)) from None
     except DataRootError as error:
@@ -110,7 +112,11 @@ def _compared(results: Results, local_only: Path | None) -> Comparison | None:
     return compare_with_local(results, read_results(find_run(local_only) / RESULTS_FILE))
 
 
-def _examples(folder: Path, results: Results, data: Path | None, *, demo: bool, site: str | None) -> Examples | None:
+def _examples(
+    folder: Path, results: Results, data: Path | None, *, demo: bool, site: str | None, kit: Path | None
+) -> Examples | None:
+    if kit is not None and data is None:
+        raise JobError("--kit: is that of the site whose data lies in --data ROOT; give that too")
     if data is None and not demo:
         if site is not None:
             raise JobError("--site: says whose data lies in --data ROOT; give that too")
@@ -120,7 +126,7 @@ def _examples(folder: Path, results: Results, data: Path | None, *, demo: bool, 
     from harmofl.app.examples import collect_examples
 
     with tempfile.TemporaryDirectory(prefix="harmofl-") as place:
-        return collect_examples(folder, results, data, Path(place), site=site)
+        return collect_examples(folder, results, data, Path(place), site=site, kit=kit)
 
 
 def _say(line: str) -> None:

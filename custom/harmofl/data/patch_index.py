@@ -82,15 +82,22 @@ def read_index(folder: Path, centers: Sequence[int]) -> PatchIndex:
 
     Args:
         folder: holds ``metadata.csv`` and ``patches/``, of one site or of all.
-        centers: values of the column ``center`` that make up the site.
+        centers: values of the column ``center`` that make up the site; none where the file holds one center only.
 
     Raises:
         DataRootError: if the file is missing or a column, if a row cannot be parsed, if a patch is listed with both
-            labels, or if a center has no row; the line and the fix are named.
+            labels, if a center has no row, or if none is named and the file holds several; the line and the fix are
+            named.
     """
-    table = _read_table(folder, centers)
+    table = _read_table(folder, centers or None)
     if not table.centers:
         raise DataRootError(f"{METADATA} has no row behind its first line; copy it again from its source")
+    if not centers and len(table.centers) > 1:
+        present = ", ".join(map(str, sorted(table.centers)))
+        raise DataRootError(
+            f"{METADATA} has rows of the centers {present}; say which are this site's: centers in local/privacy.json, "
+            f'for example "centers": [{min(table.centers)}]'
+        )
     absent = sorted(set(centers) - table.centers)
     if absent:
         present = ", ".join(map(str, sorted(table.centers)))
@@ -108,7 +115,8 @@ def centers_of(folder: Path) -> list[int]:
     return sorted(_read_table(folder, ()).centers)
 
 
-def _read_table(folder: Path, centers: Sequence[int]) -> "_Table":
+def _read_table(folder: Path, centers: Sequence[int] | None) -> "_Table":
+    """The rows of some centers, None for all."""
     kind = kind_of_file(folder / METADATA)
     if kind not in ("", "a text"):
         raise DataRootError(f"{folder / METADATA} is {kind}, no text; export the table as CSV with commas")
@@ -141,7 +149,7 @@ def _refuse_other_form(header: list[str]) -> None:
 class _Table:
     """Parsed rows of the wanted centers, in blocks: 455,954 rows as lists of text would take gigabytes."""
 
-    def __init__(self, rows: Iterator[list[str]], centers: Sequence[int]) -> None:
+    def __init__(self, rows: Iterator[list[str]], centers: Sequence[int] | None) -> None:
         header = [name.strip() for name in next(rows, [])]
         _refuse_other_form(header)
         if not header:
@@ -151,7 +159,7 @@ class _Table:
             message = f"{METADATA}, line 1: no column {', '.join(absent)}"
             raise DataRootError(f"{message}; the columns of Camelyon17-WILDS are {', '.join((*NAMES, *NUMBERS))}")
         self.centers: set[int] = set()
-        self._width, self._wanted = len(header), np.unique(centers)
+        self._width, self._wanted = len(header), None if centers is None else np.unique(centers)
         self._pick = itemgetter(*(header.index(name) for name in (*NAMES, *NUMBERS)))
         self._pairs: dict[tuple[str, str], int] = {}  # patient and slide as spelled
         self._blocks = [np.empty((1 + len(NUMBERS), 0), np.int32)]
@@ -171,7 +179,7 @@ class _Table:
             in_range = numbers.min() >= -LARGEST and numbers.max() <= LARGEST
             if not in_range or not np.isin(numbers[TUMOR], (0, 1)).all():
                 raise ValueError
-            wanted = np.isin(numbers[CENTER], self._wanted)
+            wanted = np.ones(len(rows), bool) if self._wanted is None else np.isin(numbers[CENTER], self._wanted)
             pairs = list(compress(zip(patients, slides, strict=True), wanted))
             for pair in dict.fromkeys(pairs):
                 _patient(pair[0])

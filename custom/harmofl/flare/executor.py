@@ -20,6 +20,7 @@ from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.approval import require_approval_of_running_job
 from harmofl.flare.filters import note_offer, note_run, require_filter
+from harmofl.flare.log_streams import refuse_log_stream
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.received_amplitude import refuse_amplitude_task, refuse_other_amplitude
 from harmofl.flare.site import SiteConfig, SiteError, is_simulated, resolve_job, simulated_data_root, site_config
@@ -47,6 +48,7 @@ class HarmoFLExecutor(Executor):
         if task_name not in (AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
+            refuse_log_stream(fl_ctx)
             answer = self._perform(task_name, shareable, fl_ctx, abort_signal)
             if problem := unknown_type(answer):
                 raise MessageError(f"the answer cannot be sent: {problem}")
@@ -75,22 +77,14 @@ class HarmoFLExecutor(Executor):
         from harmofl.flare.run_ownership import refuse_other_run
         from harmofl.tasks import is_outside
 
-        header = read_header(shareable)
-        note_run(fl_ctx, header.run_id)
-        site = site_config(fl_ctx)
-        if site.settings.approval == "required" and not site.simulated:
-            require_approval_of_running_job(fl_ctx)
-        if site.amplitude_noise is not None:
-            require_filter(fl_ctx)
-        experiment = self._experiment(header, site, fl_ctx)
-        header.refuse_misfit(task_name, experiment, simulated=site.simulated)
-        refuse_excess(site, experiment, _count_sites(fl_ctx))
+        header, site, experiment = self._admitted(task_name, shareable, fl_ctx)
         if not is_outside(experiment.task):  # that of somebody else may use any part of MONAI
             import_lean_monai()
         self.log_debug(fl_ctx, f"harmofl {harmofl.__version__}, {os.path.dirname(harmofl.__file__)}")
         pool = {name: simulated_data_root(name, fl_ctx) for name in header.pooled_sites}
         clock = TaskClock(site, lambda: abort_signal.triggered)
-        participant = Participant(experiment, site, header.run_id, clock.should_stop, self.logger, pool=pool)
+        named = site.own_words_in(experiment)
+        participant = Participant(named, site, header.run_id, clock.should_stop, self.logger, pool=pool)
         if not site.simulated:
             refuse_other_run(participant.state, str(fl_ctx.get_job_id()), experiment)
             refuse_run_of_another(participant.state, site.name, fl_ctx)
@@ -106,6 +100,24 @@ class HarmoFLExecutor(Executor):
             refuse_other_names(result.numbers, allowed_names(scope))
         self._report(task_name, header, result, fl_ctx)
         return pack_update(result)
+
+    def _admitted(
+        self, task_name: str, shareable: Shareable, fl_ctx: FLContext
+    ) -> tuple[TaskHeader, SiteConfig, Experiment]:
+        """What a task asks of this site, where the site's own settings and limits let it; nothing is read yet."""
+        from harmofl.flare.network_size import refuse_large_network
+
+        header = read_header(shareable)
+        note_run(fl_ctx, header.run_id)
+        site = site_config(fl_ctx)
+        if site.settings.approval == "required" and not site.simulated:
+            require_approval_of_running_job(fl_ctx)
+        require_filter(fl_ctx, noise=site.amplitude_noise is not None)
+        experiment = self._experiment(header, site, fl_ctx)
+        header.refuse_misfit(task_name, experiment, simulated=site.simulated)
+        refuse_excess(site, experiment, _count_sites(fl_ctx))
+        refuse_large_network(experiment, site)
+        return header, site, experiment
 
     @staticmethod
     def _experiment(header: TaskHeader, site: SiteConfig, fl_ctx: FLContext) -> Experiment:

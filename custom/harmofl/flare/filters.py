@@ -163,19 +163,30 @@ def note_offer(fl_ctx: FLContext, offer: "Offer | None") -> None:
     fl_ctx.set_prop(_OFFER, offer, private=True, sticky=False)
 
 
-def require_filter(fl_ctx: FLContext) -> None:
-    """Make sure that the noise which a site asks for will be added.
+def require_filter(fl_ctx: FLContext, *, noise: bool) -> None:
+    """Make sure that the noise which a site asks for will be added, and that a job chooses no scope without the filter.
+
+    A site may have scopes for other software, which say nothing of its limits for this package.
 
     Raises:
-        SiteError: code `noise_settings`, where the scope lists no AmplitudeFilter.
+        SiteError: the scope lists no AmplitudeFilter: code `noise_settings` where it asks for noise, code `scope` where
+            the job chose the scope.
     """
     scope = fl_ctx.get_prop(FLContextKey.SCOPE_OBJECT)
     listed = scope.task_result_filters.get(FilterKey.OUT, []) if scope is not None else []
-    if not any(isinstance(held, AmplitudeFilter) for held in listed):
+    if any(isinstance(held, AmplitudeFilter) for held in listed):
+        return
+    if noise:
         raise SiteError(
             "noise_settings",
             "local/privacy.json: amplitude_noise is set, but the scope's task_result_filters do not list "
             "harmofl.flare.filters.AmplitudeFilter, which adds it",
+        )
+    if fl_ctx.get_prop(FLContextKey.JOB_SCOPE_NAME) and not is_simulated(fl_ctx):
+        raise SiteError(
+            "scope",
+            f"site {fl_ctx.get_identity_name()}: the privacy scope that the job asks for lists no "
+            "harmofl.flare.filters.AmplitudeFilter here, so it is not for this package; leave scope out of meta.json",
         )
 
 

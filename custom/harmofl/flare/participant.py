@@ -36,6 +36,7 @@ from harmofl.flare.devices import (
     main_device,
     make_deterministic,
 )
+from harmofl.flare.image_cache import image_cache
 from harmofl.flare.local_amplitude import BLANK_IMAGE, RELEASES, LocalAmplitude, build_normalization
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.local_processes import Assignment, shared_round
@@ -131,9 +132,10 @@ class Participant:
             self._task.write_demo(cases, name, experiment)
         else:
             cases = self._task.locate(root, name, experiment)
+        cache = image_cache(folder / "cache", experiment)
 
         def read() -> SiteData:
-            return self._task.open_site(cases, name, experiment, folder / "cache")
+            return self._task.open_site(cases, name, experiment, cache)
 
         return read() if self._site.simulated else open_with_kept_split(self._site, experiment, self._run_id, read)
 

@@ -10,7 +10,7 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.private.fed.simulator.simulator_server import SimulatorServerEngine
 
-from harmofl.experiment import FILE_NAME, Experiment, read_settings
+from harmofl.experiment import FILE_NAME, Experiment, read_settings, site_owned_problem
 from harmofl.flare.outside import admit_outside_task
 from harmofl.flare.site_settings import (
     MINIMUM_CASES,
@@ -21,6 +21,7 @@ from harmofl.flare.site_settings import (
     SiteSettings,
     read_site_settings,
 )
+from harmofl.sections import ExperimentError
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
@@ -66,6 +67,15 @@ class SiteConfig:
         """True where this site would train on synthetic data: only in simulation, and only without any data root."""
         return self.simulated and self.data_root is None
 
+    def own_words_in(self, experiment: Experiment) -> Experiment:
+        """A job's experiment as this site reads its folder: outside simulation names there are the site's to tell."""
+        from harmofl.tasks.at_hospital import experiment_at_hospital
+
+        if self.simulated:
+            return experiment
+        own = self.settings
+        return experiment_at_hospital(experiment, self.name, patient_pattern=own.patient_pattern, centers=own.centers)
+
 
 def is_simulated(fl_ctx: FLContext) -> bool:
     """True in FLARE's simulator, on both sides; FLARE 2.9 marks the sites' context only, the server's engine tells."""
@@ -95,10 +105,16 @@ def simulated_data_root(site: str, fl_ctx: FLContext) -> Path | None:
 
 
 def resolve_job(fl_ctx: FLContext, demo: bool) -> Experiment:
-    """The running job's experiment, resolved with or without its demo overrides."""
+    """The running job's experiment, resolved with or without its demo overrides.
+
+    Raises:
+        ExperimentError: it cannot be used; outside simulation also where it says what is a hospital's to say.
+    """
     from harmofl.tasks import resolve_experiment  # torch with it: what only registers an executor stays quick
 
     settings = read_job_settings(fl_ctx)
+    if not is_simulated(fl_ctx) and (problem := site_owned_problem(settings)):
+        raise ExperimentError(problem)
     admit_outside_task(settings, fl_ctx)
     return resolve_experiment(settings, demo=demo)
 
@@ -133,7 +149,7 @@ def site_config(fl_ctx: FLContext) -> SiteConfig:
     return SiteConfig(
         name=name,
         simulated=simulated,
-        data_root=Path(root) if root else None,
+        data_root=own_root(root, settings) if root else None,
         state_root=state_root(name, Path(workspace.get_root_dir())),
         device=settings.device,
         workers=0 if count is None and not root else count,
@@ -165,6 +181,20 @@ def own_setting(scope: Mapping[str, Any], name: str) -> Any:
         SiteError: as `site_settings`.
     """
     return getattr(site_settings({name: scope[name]} if name in scope else {}), name)
+
+
+def own_root(root: str, settings: SiteSettings) -> Path:
+    """The data root, or the one folder in it that the site's own settings name as its own."""
+    if settings.folder is None:
+        return Path(root)
+    from harmofl.data.findings import DataRootError
+    from harmofl.data.layout import named_folder
+
+    try:
+        found = named_folder(Path(root), [settings.folder])
+    except DataRootError:
+        found = None
+    return found or Path(root) / settings.folder  # that there is none is said where the folder is read
 
 
 def state_root(name: str, workspace: Path) -> Path:

@@ -45,7 +45,6 @@ def exceeded(limits: LimitSettings, experiment: Experiment, sites: int | None = 
     most = {
         "data.height": (experiment.data.height, "image_size", limits.image_size),
         "data.width": (experiment.data.width, "image_size", limits.image_size),
-        "network.width": (experiment.network.width, "network_width", limits.network_width),
         "training.batch_size": (training.batch_size, "batch_size", limits.batch_size),
         "training.local_epochs": (training.local_epochs, "local_epochs", limits.local_epochs),
         "federation.rounds": (federation.rounds, "rounds", limits.rounds),

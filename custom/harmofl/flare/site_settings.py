@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, ValidationError, field_validator
 
+from harmofl.patient_names import costly_pattern, pattern_problem
 from harmofl.sections import Section, first_problem, nearest, one_line
 
 DEVICE = re.compile(r"auto|cpu(, ?cpu)*|cuda|cuda:\d+(, ?cuda:\d+)*")
@@ -26,6 +27,7 @@ RULES = {
 UNKNOWN, NOISE = "site_settings", "amplitude_noise"
 
 Whole = Annotated[int, Field(ge=1)]
+Center = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 Region = Literal["dc", "low", "full", "site_gain"]
 Estimation = Literal["first_batch", "running_mean", "before_training"]
@@ -56,6 +58,9 @@ class NoiseSettings(Section):
     delta: Annotated[float, Field(gt=0, lt=1)]
 
 
+SECRET = ("patient_pattern", "folder")  # their values tell names, and a line about them may leave the site
+
+
 class LimitSettings(Section):
     """What a job may ask of this hospital; the defaults are a careful hospital's, and hold outside simulation.
 
@@ -65,7 +70,7 @@ class LimitSettings(Section):
         scored_patients: fewest patients behind a score that leaves.
         case_scores: whether scores of single cases leave, or their mean and interval only.
         image_size: most pixels of height and of width.
-        network_width: most channels of the network's first layer.
+        parameters: most parameters of a network, from which memory, disk and traffic follow.
         task_seconds: longest that one task may compute; asked between two batches.
         regions: `amplitude.region` that may leave.
         estimations: `amplitude.estimation` that is allowed.
@@ -76,10 +81,10 @@ class LimitSettings(Section):
     scored_patients: Whole = 2
     case_scores: bool = False
     image_size: Whole = 1024
-    network_width: Whole = 128
     batch_size: Whole = 256
     local_epochs: Whole = 20
     rounds: Whole = 1000
+    parameters: Whole = 100_000_000
     task_seconds: Whole = 24 * 3600
     regions: tuple[Region, ...] = Field(default=("dc", "site_gain"), strict=False)
     estimations: tuple[Estimation, ...] = Field(default=("before_training", "running_mean"), strict=False)
@@ -100,7 +105,10 @@ class SiteSettings(Section):
         limits: what a job may ask for.
         patient_pattern: regular expression that finds the patient in a case's name; None where a job's closed form
             says.
-        folder: name of this site's folder in the data root, where it is not the site's own name.
+        folder: name of this site's folder in the data root, in any letter case; None where that is the site's own name
+            or the root itself.
+        centers: values of the column `center` of metadata.csv whose rows are this site's; None where the file holds the
+            rows of one center only.
         approval: whether a job runs only after somebody at this site has approved it.
     """
 
@@ -115,15 +123,14 @@ class SiteSettings(Section):
     limits: LimitSettings = LimitSettings()
     patient_pattern: str | None = None
     folder: Annotated[str, Field(pattern=r"^[^./\\][^/\\]*$")] | None = None
+    centers: Annotated[tuple[Center, ...], Field(min_length=1, strict=False)] | None = None
     approval: Literal["off", "required"] = "off"
 
     @field_validator("patient_pattern")
     @classmethod
     def _pattern_compiles(cls, pattern: str | None) -> str | None:
-        try:
-            re.compile(pattern or "")
-        except re.error as error:
-            raise ValueError(f"is no regular expression ({error})") from None
+        if pattern is not None and (problem := pattern_problem(pattern) or costly_pattern(pattern)):
+            raise ValueError(problem)
         return pattern
 
     @field_validator("device")
@@ -175,6 +182,9 @@ def _problem(name: str, value: Any) -> SettingsError | None:
     except ValidationError as error:
         if name in RULES:
             return SettingsError(name, f"{name} in local/privacy.json must be {RULES[name]}")
+        if name in SECRET:
+            reason = error.errors()[0]["msg"].removeprefix("Value error, ")
+            return SettingsError(name, f"local/privacy.json: {name}: {reason}")
         return SettingsError(name, f"local/privacy.json: {_told(error)}")
     return None
 

@@ -29,6 +29,7 @@ def split_settings(experiment: Experiment, own: SiteSettings) -> dict[str, Any]:
         "fractions": list(data.fractions),
         "split": data.split,
         "patient_pattern": own.patient_pattern or data.patient_pattern,
+        "patient_from": data.patient_from,
     }
 
 

@@ -38,9 +38,12 @@ Center = Annotated[int, Field(ge=0)]
 
 
 class Camelyon17Reader(Section):
-    """Which values of the column `center` are a site's, and what part of its patches may be unreadable."""
+    """Which values of the column `center` are a site's, and what part of its patches may be unreadable.
 
-    centers: dict[str, Annotated[tuple[Center, ...], Field(min_length=1)]]
+    Outside simulation `centers` are the hospital's to say: see `harmofl.tasks.at_hospital`; none are the only one.
+    """
+
+    centers: dict[str, tuple[Center, ...]]
     bad_share: Annotated[float, Field(ge=0, lt=1)] = 0.01
 
 
@@ -72,7 +75,7 @@ class Camelyon17Task:
         """Refuse what does not fit.
 
         Raises:
-            ExperimentError: norm layers that DenseNet121 cannot have.
+            ExperimentError: norm layers that DenseNet121 cannot have, a site without a center, a rule for patients.
         """
         if experiment.network.norm == "batch_stats":
             raise ExperimentError(
@@ -82,8 +85,12 @@ class Camelyon17Task:
         data = experiment.data
         if data.height != data.width:
             raise ExperimentError(f"data.width: patches are square, so it must be {data.height} as data.height is")
-        if data.patient_pattern is not None:
-            raise ExperimentError("data.patient_pattern: metadata.csv names the patients; leave the pattern out")
+        if data.patient_pattern is not None or data.patient_from != "name":
+            key = "patient_from" if data.patient_pattern is None else "patient_pattern"
+            raise ExperimentError(f"data.{key}: metadata.csv names the patients; leave it out")
+        for site, centers in reader_settings(experiment, Camelyon17Reader).centers.items():
+            if not centers:
+                raise ExperimentError(f"reader.centers.{site}: names no center; list the values of the column center")
 
     def class_prior(self, experiment: "Experiment") -> tuple[float, ...]:
         """Half of the patches of a center hold tumor, by construction of the data set."""

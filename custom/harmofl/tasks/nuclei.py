@@ -1,6 +1,7 @@
 """Nuclei in H&E images (MoNuSAC, MoNuSeg, TNBC): tiles in, nucleus or cell type out (HarmoFL, section 4.1)."""
 
 from collections.abc import Hashable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -89,8 +90,9 @@ class NucleiTask:
         data = experiment.data
         if data.height != data.width:
             raise ExperimentError(f"data.width: tiles are square, so it must be {data.height} as data.height is")
-        if data.patient_pattern is not None:
-            raise ExperimentError("data.patient_pattern: folders and barcodes name the patients; leave the pattern out")
+        if data.patient_pattern is not None or data.patient_from != "name":
+            key = "patient_from" if data.patient_pattern is None else "patient_pattern"
+            raise ExperimentError(f"data.{key}: folders and barcodes name the patients; leave it out")
 
     def class_prior(self, experiment: "Experiment") -> tuple[float, ...]:
         """Background, then nuclei (about a fifth of a tissue image) or the cell types in their order."""
@@ -243,6 +245,8 @@ def _read(
     cases, findings = site_cases(folder, site, site_map_of(folder))
     read = read_nuclei if cache is None else NucleiCache(cache).read
     images, more = read_site_images(cases, CLASSES[reader_settings(experiment, NucleiReader).classes], read)
+    # a hospital's own pattern; without one whom folder, barcode or name tell
+    images = [replace(image, patient=experiment.data.patient_of(image.patient)) for image in images]
     return images, findings + more
 
 

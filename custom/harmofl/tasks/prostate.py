@@ -74,8 +74,8 @@ class ProstateTask:
     key_score = "dice"
     score_note = (
         "foreground Dice of each case as a whole volume; the interval is over patients: each case is of one of its own "
-        "unless data.patient_pattern tells which cases are of one (jackknife over patients, logit scale). A case "
-        "without prostate is undefined"
+        "unless data.patient_from or a hospital's own patient_pattern tells which cases are of one (jackknife over "
+        "patients, logit scale). A case without prostate is undefined"
     )
     is_color = False
     labels = ()

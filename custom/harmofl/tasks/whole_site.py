@@ -78,8 +78,8 @@ def score_prostate(
         largest={"dice": 1.0, "hd95_mm": inf, "asd_mm": inf},
         rules=(
             "Dice, HD95 and ASD of the whole volume on the image's own grid",
-            "intervals are over patients: each case is of one of its own unless data.patient_pattern of the model's "
-            "experiment tells which cases are of one",
+            "intervals are over patients: each case is of one of its own unless data.patient_from of the model's "
+            "experiment, or the hospital's own patient_pattern (--kit), tells which cases are of one",
             "a case without prostate in its mask is undefined in all scores",
             "a case whose prediction is empty has Dice 0 and no distance: HD95 and ASD are then means over fewer cases",
         ),
@@ -128,7 +128,7 @@ def score_nuclei(
         predict = predictor_of(tissue_image(image.image, experiment))
         scored = task.evaluate(predict, ScoredImages([image], experiment), workers=0)
         found.add(image.name, {score: values[0] for score, values in scored.scores.items()})
-        patients.append(image.patient)
+        patients.append(experiment.data.patient_of(image.patient))
         tell(image.name)
     found.patients = numbered(patients)
     found.findings = findings

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harmofl.flare.site_settings import read_site_settings
 from tests.secure.provisioning.conftest import KIT_SCRIPT, PROVISIONING, contents, is_signed, read, storage_of
 
 
@@ -153,3 +154,23 @@ class TestPrepareKit:
         path.write_text("[" * 100_000)
         with pytest.raises(KIT_SCRIPT.KitError, match="resources.json.default is not JSON"):
             KIT_SCRIPT.prepare_kit(path.parents[1], data_root=images)
+
+    def test_names_are_written_as_the_package_reads_them(self, kit: Callable[[str], Path], images: Path) -> None:
+        site = kit("HK")
+        names = KIT_SCRIPT.Names("^(P[0-9]+)", "ISBI", (0, 3))
+        KIT_SCRIPT.prepare_kit(site, data_root=images, names=names)
+        properties = read(site / "local" / "privacy.json")["scopes"][0]["properties"]
+        held = read_site_settings(properties)
+        assert (held.patient_pattern, held.folder, held.centers) == ("^(P[0-9]+)", "ISBI", (0, 3))
+        for wrong in [("(P", None, None), (None, "../Jane", None), (None, "a/b", None), (None, None, (-1,))]:
+            with pytest.raises(KIT_SCRIPT.KitError, match="HK: --"):
+                KIT_SCRIPT.prepare_kit(site, data_root=images, names=KIT_SCRIPT.Names(*wrong), force=True)
+        with pytest.raises(KIT_SCRIPT.KitError, match="has no images"):
+            KIT_SCRIPT.prepare_kit(kit("server"), names=names)
+
+    def test_the_command_takes_names(self, kit: Callable[[str], Path], images: Path) -> None:
+        site = kit("HK")
+        options = ["--data-root", str(images), "--folder", "ISBI", "--patient-pattern", "^(P[0-9]+)"]
+        assert KIT_SCRIPT.main([str(site), *options, "--centers", "0", "3"]) == 0
+        properties = read(site / "local" / "privacy.json")["scopes"][0]["properties"]
+        assert properties["patient_pattern"] == "^(P[0-9]+)" and properties["centers"] == [0, 3]

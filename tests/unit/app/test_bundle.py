@@ -194,3 +194,12 @@ def test_a_project_file_that_is_nested_too_deeply_is_refused(
     (tmp_path / "project.yml").write_text("[" * 5000)
     said = refused(job, tmp_path / "dist", capsys, "--project", str(tmp_path / "project.yml"))
     assert "project.yml: no project file of FLARE (RecursionError" in said
+
+
+def test_a_pattern_of_the_job_is_for_simulated_runs_only(
+    job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    message = refused(job, tmp_path / "dist", capsys, "--set", "data.patient_pattern=^(P[0-9]+)")
+    assert "data.patient_pattern: a job's pattern would be run on file names of hospitals" in message
+    assert "choose data.patient_from" in message and "local/privacy.json" in message
+    bundled(job, tmp_path / "dist", "--set", "data.patient_from=before_separator")

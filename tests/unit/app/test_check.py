@@ -12,6 +12,7 @@ from harmofl.app import costs
 from harmofl.app.cli import main
 from harmofl.data.scanners import SCANNERS
 from tests.small_job import write_site
+from tests.unit.app.provisioned import set_privacy
 
 
 @pytest.fixture(autouse=True)
@@ -245,3 +246,15 @@ def test_loose_cases_beside_a_sites_folder_are_an_error(
     (own_root / "HK").rmdir()
     assert run(own_root, job) == 1
     assert f"error: HK would read {own_root}, where the data of BIDMC lies" in capsys.readouterr().out
+
+
+def test_a_kit_lets_check_read_as_its_site_does(
+    own_root: Path, job: Path, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    set_privacy(site, folder="bidmc", patient_pattern="^Case", minimum_cases=1)
+    assert run(own_root, job, "--kit", str(site)) == 1
+    out = capsys.readouterr().out
+    assert f"site HK: {own_root / 'BIDMC'}" in out and "1 patient cannot be training, validation and test" in out
+    set_privacy(site, patient_pattern="((a)+)+")
+    assert run(own_root, job, "--kit", str(site)) == 2
+    assert "--kit" in (said := capsys.readouterr().err) and "patient_pattern: repeats a group" in said

@@ -16,6 +16,7 @@ from harmofl.core.scores import case_dice
 from harmofl.data.nifti import read_scan
 from harmofl.evidence.evaluation import Evaluation, read_evaluation
 from tests.unit.app.model_files import ModelOfTask
+from tests.unit.app.provisioned import set_privacy
 
 
 def evaluate(model: ModelOfTask, data: Path, output: Path, *more: str) -> tuple[int, Evaluation]:
@@ -130,6 +131,20 @@ def test_a_site_is_found_below_a_data_root(prostate_model: ModelOfTask, copied: 
     shutil.move(copied, tmp_path / "root" / "ISBI")  # an alias of RUNMC in the job
     _, found = evaluate(prostate_model, tmp_path / "root", tmp_path / "out", "--site", "RUNMC")
     assert found.site == "RUNMC" and len(found.names) == 5
+
+
+def test_patients_are_those_of_the_hospitals_own_pattern(
+    prostate_model: ModelOfTask, copied: Path, tmp_path: Path, site: Path
+) -> None:
+    _, each = evaluate(prostate_model, copied, tmp_path / "each")
+    set_privacy(site, patient_pattern="^Case0[0-2]", folder=copied.name)
+    _, own = evaluate(prostate_model, copied.parent, tmp_path / "own", "--kit", str(site))
+    # by hand: Case00 to Case04; the pattern makes one patient of each of the first three and finds none in the rest
+    assert each.scores["dice"].patients == own.scores["dice"].patients == 5
+    set_privacy(site, patient_pattern="^Case0")
+    _, own = evaluate(prostate_model, copied, tmp_path / "one", "--kit", str(site))
+    assert own.site == "HK" and own.scores["dice"].patients == 1 and own.scores["dice"].low is None
+    assert own.scores["dice"].per_case == each.scores["dice"].per_case
 
 
 def test_the_hospitals_profile_can_be_given(prostate_model: ModelOfTask, tmp_path: Path) -> None:

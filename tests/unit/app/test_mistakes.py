@@ -20,10 +20,12 @@ import pytest
 from PIL import Image
 
 from harmofl.app import cli
-from tests.small_job import SITES, write_small_job
+from harmofl.app.job import read_job
+from tests.small_job import SITES, write_site, write_small_job
 from tests.unit.app.finished_run import write_run
 from tests.unit.app.model_files import ModelOfTask
 from tests.unit.app.provisioned import LEAD, Provisioning
+from tests.wilds import row, write_index
 
 ROOT = Path(__file__).resolve().parents[3]
 Seen = pytest.CaptureFixture[str]
@@ -261,3 +263,18 @@ def test_nothing_that_was_named_has_changed(good: dict[str, Path], foreign: dict
     for name, content in FILES.items():
         assert foreign[name].read_bytes() == content
     assert not list(foreign["empty_folder"].iterdir()) and not foreign["missing"].exists()
+
+
+def test_a_rehearsal_says_for_each_site_how_its_data_is_named(tmp_path: Path) -> None:
+    """Aliases and centers of a job name nothing at a site; who rehearses holds the data of all and says it for them."""
+    rehearsal = poc()
+    for name in ("ISBI", "BMC", "HK"):
+        write_site(tmp_path / name)
+    job = read_job(ROOT / "jobs" / "harmofl_prostate", [])
+    names = rehearsal._site_names(tmp_path, job)
+    assert names == {"RUNMC": rehearsal.Names(folder="ISBI")}
+    job = read_job(ROOT / "jobs" / "harmofl_camelyon17", [])
+    write_index(tmp_path, *(row(number, center=number) for number in range(5)))
+    names = rehearsal._site_names(tmp_path, job)
+    assert names == {f"hospital{number + 1}": rehearsal.Names(centers=(number,)) for number in range(5)}
+    assert rehearsal._site_names(None, job) == {}

@@ -11,7 +11,7 @@ from harmofl.app.cli import main
 from harmofl.app.job import JobError
 from harmofl.app.preflight import preflight
 from harmofl.experiment import ExperimentError
-from tests.unit.app.provisioned import LEAD, Lines, Packed, Provisioning, TlsServer, set_privacy, write
+from tests.unit.app.provisioned import LEAD, Lines, Packed, Provisioning, TlsServer, change, set_privacy, write
 
 pytestmark = pytest.mark.usefixtures("data")
 
@@ -177,3 +177,68 @@ def test_needs_of_the_job_are_held_against_the_machine(site: Path, job: Path, li
     limit, line = lines(site, job, "training.batch_size=1000000")
     assert limit.startswith("error: training.batch_size: is 1000000, limits.batch_size is 256")
     assert line.startswith("error: memory: ") and "needed; " in line
+
+
+def test_who_says_whose_a_case_is(site: Path, job: Path, lines: Lines, sites_root: Path) -> None:
+    def told(*assignments: str) -> str:
+        (line,) = [line for line in lines(site, job, *assignments, state="note") if line.startswith("note: patients: ")]
+        return line
+
+    assert "by the job's data.patient_from: each case is one of its own; where a patient has several cases" in told()
+    assert "what stands before the first _, . or -" in told("data.patient_from=before_separator")
+    assert "the first 4 characters" in told("data.patient_from=4")
+    set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=1, patient_pattern="^Case")
+    assert "are told by patient_pattern of local/privacy.json" in told("data.patient_from=4")
+    # by hand: all three cases are of one patient, which trains
+    (error,) = lines(site, job)
+    assert "1 patient cannot be training, validation and test" in error
+    assert any(
+        "3 training, 0 validation, 0 test" in line and "; 1 patient to train on" in line
+        for line in lines(site, job, state="note")
+    )
+
+
+def test_the_sites_own_folder_in_its_data_root(site: Path, job: Path, lines: Lines, sites_root: Path) -> None:
+    aliased = f"data.aliases={json.dumps({'HK': ['BIDMC']})}"
+    set_privacy(site, data_root=str(sites_root), folder="bidmc", minimum_cases=1)
+    assert lines(site, job) == []
+    (line,) = [line for line in lines(site, job, state="ok") if "data root" in line]
+    assert line.endswith("of which BIDMC is this site's")
+    assert not any("data.aliases" in line for line in lines(site, job, aliased, state="note"))
+    set_privacy(site, data_root=str(sites_root), folder="Jane", minimum_cases=1)
+    (line,) = lines(site, job)
+    assert (
+        line == f"error: data: folder in local/privacy.json: {sites_root / 'Jane'} is not a folder; mount it or "
+        "correct the path"
+    )
+    set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=1)
+    assert any(
+        "BIDMC are names of this site's folder in a simulated run only" in line
+        for line in lines(site, job, aliased, state="note")
+    )
+
+
+@pytest.mark.parametrize(
+    ("own", "part"),
+    [
+        ({"patient_pattern": "^((a)+)+$"}, "repeats a group, )+"),
+        ({"patient_pattern": "(P"}, "is no regular expression"),
+        ({"folder": "a/b"}, "pattern"),
+        ({"centers": []}, "at least 1 item"),
+        ({"centers": [-1]}, "greater than or equal to 0"),
+    ],
+)
+def test_words_of_the_site_that_cannot_be_used(
+    site: Path, lines: Lines, sites_root: Path, own: dict[str, object], part: str
+) -> None:
+    (key,) = own
+    set_privacy(site, data_root=str(sites_root / "HK"), minimum_cases=1, **own)
+    (line,) = lines(site)
+    assert line.startswith(f"error: privacy.json: {key}") and part in line
+
+
+def test_logs_that_a_job_may_stream(site: Path, lines: Lines) -> None:
+    (line,) = [line for line in lines(site, state="warning") if "allow_log_streaming" in line]
+    assert "a job may send logs of this site, findings.txt too, to the server; set it to false" in line
+    change(site, "resources.json", allow_log_streaming=False)
+    assert not any("allow_log_streaming" in line for line in lines(site, state="warning"))

@@ -164,3 +164,19 @@ def test_a_job_with_a_link_is_not_looked_at(site: Path, packed: Packed, lines: L
     assert lines(site, job) == [
         "error: small_job: app/config/more.json: is a link, which no job may hold; put the file itself there"
     ]
+
+
+def test_a_pattern_of_the_job_is_an_error_at_site_and_server(site: Path, server: Path, job: Path, lines: Lines) -> None:
+    for kit in (site, server):
+        (line,) = lines(kit, job, "data.patient_pattern=^(Jane)")
+        assert line.startswith("error: data.patient_pattern: a job's pattern would be run on file names of hospitals")
+    assert lines(site, job, "data.patient_from=before_separator") == []
+
+
+def test_a_scope_of_the_site_that_is_for_other_software(site: Path, job: Path, lines: Lines) -> None:
+    path = job / "meta.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"scope": "research"}))
+    privacy = json.loads((site / "local/privacy.json").read_text())
+    write(site, "privacy.json", privacy | {"scopes": [*privacy["scopes"], {"name": "research", "properties": {}}]})
+    (line,) = lines(site, job)
+    assert "the job asks for privacy scope research, which lists no filter of this package, and is refused" in line

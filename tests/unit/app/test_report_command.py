@@ -17,6 +17,7 @@ from harmofl.tasks import SiteData
 from harmofl.tasks.prostate import ProstateTask
 from tests.small_job import SITES
 from tests.unit.app.finished_run import write_run
+from tests.unit.app.provisioned import set_privacy
 
 FOLDERS = ("", "run", "app_server", "workspace/app_server", "server/simulate_job/app_server")
 MakeRun = Callable[..., Path]
@@ -115,6 +116,23 @@ def test_other_scores_than_the_runs_are_said_on_the_page(make_run: MakeRun, site
         results.sites[site.site].test["dice"].per_case = [picture.score for _, picture in site.pictures]
     again = collect_examples(folder, results, sites_root, tmp_path / "again")
     assert [site.note for site in again.sites] == ["", ""]
+
+
+def test_pictures_are_of_the_test_cases_by_the_sites_own_pattern(
+    make_run: MakeRun, sites_root: Path, site: Path, capsys: Any
+) -> None:
+    folder = make_run()
+    set_privacy(site)
+    assert main(["report", str(folder), "--data", str(sites_root), "--kit", str(site)]) == 0
+    page = (folder / "report.html").read_text()
+    assert page.count('<img src="data:image/png') == 1 and "<h3>HK</h3>" in page and "<h3>BIDMC</h3>" not in page
+    # by hand: where all three cases are of one patient, all train and none is tested
+    set_privacy(site, patient_pattern="^Case")
+    assert main(["report", str(folder), "--data", str(sites_root), "--kit", str(site)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "<img src" not in page and "<h3>HK</h3>" in page
+    capsys.readouterr()
+    assert "--kit: is that of the site whose data lies in" in refusal(capsys, str(folder), "--kit", str(site))
 
 
 def test_a_sites_own_folder_needs_its_name(make_run: MakeRun, sites_root: Path, capsys: Any) -> None:

@@ -136,3 +136,12 @@ def test_a_patch_listed_twice_counts_once(tmp_path):
 def test_a_patch_with_both_labels_is_refused(tmp_path):
     message = message_of(write_index(tmp_path, row(0), row(7, tumor=1), row(7, tumor=0)))
     assert "x 7, y 14" in message
+
+
+def test_without_a_center_the_file_must_hold_one_only(tmp_path):
+    index = read_index(write_index(tmp_path, row(0, center=3), row(1, center=3)), [])
+    assert len(index) == 2
+    with pytest.raises(
+        DataRootError, match="has rows of the centers 2, 3; say which are this site's: centers in local"
+    ):
+        read_index(write_index(tmp_path, row(0, center=3), row(1, center=2)), [])

@@ -1,5 +1,6 @@
 """What a site tells the server about a failure, and what it keeps to itself."""
 
+import json
 import logging
 from pathlib import Path
 from typing import Any
@@ -8,8 +9,9 @@ import pytest
 import torch
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext, FLContextManager
-from nvflare.apis.shareable import Shareable
+from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.apis.signal import Signal
+from nvflare.app_common.logging.job_log_streamer import JobLogStreamer
 
 from harmofl.core.training import NotFiniteError, TrainingError, TrainingStoppedError
 from harmofl.data.findings import DataRootError
@@ -75,6 +77,41 @@ def test_a_failure_leaves_as_a_code_and_a_line_without_names(
         # FLARE's kits stream error_log.txt, which takes errors and worse, to the server
         errors = [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR]
         assert errors and not any("Jane_Doe" in message for message in errors)
+
+
+class Engine:
+    """A site's engine with one component of the job."""
+
+    def __init__(self, component: object) -> None:
+        self.component = component
+
+    def get_all_components(self) -> dict[str, object]:
+        return {"streamer": self.component}
+
+    def fire_event(self, event_type: str, fl_ctx: FLContext) -> None:
+        """Nobody listens."""
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+def test_a_job_without_code_cannot_stream_what_names_patients(
+    monkeypatch: pytest.MonkeyPatch, allowed: bool, tmp_path: Path
+) -> None:
+    """FLARE lets a job name JobLogStreamer, of any file in the job's folder, unless the site says no."""
+    for name in ("startup", "local"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "local" / "resources.json").write_text(json.dumps({"allow_log_streaming": allowed}))
+    engine = Engine(JobLogStreamer(log_file_name="findings.txt"))
+    context = FLContextManager(engine, "HK", "job", {}, {}).new_context()
+    context.set_prop(FLContextKey.WORKSPACE_ROOT, str(tmp_path))
+    context.set_prop(FLContextKey.SIMULATE_MODE, False)
+    executor = HarmoFLExecutor()
+    monkeypatch.setattr(executor, "_perform", lambda *_: make_reply(ReturnCode.OK))
+    reply = executor.execute("train", Shareable(), context, Signal())
+    assert reply.get_return_code() == (ReturnCode.EXECUTION_EXCEPTION if allowed else ReturnCode.OK)
+    if allowed:
+        code, line = read_error(reply)
+        assert code == "log_stream" and "site HK: the job streams logs of this site" in line
+        assert "allow_log_streaming to false" in line
 
 
 def test_a_stopped_task_is_no_failure(fl_ctx: FLContext) -> None:

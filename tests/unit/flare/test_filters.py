@@ -315,8 +315,23 @@ def test_settings_that_cannot_be_used_let_no_amplitude_out(context: Any, scope: 
 
 
 def test_a_site_that_asks_for_noise_must_list_the_filter(context: Any) -> None:
-    require_filter(context())
+    require_filter(context(), noise=True)
     for fl_ctx in (context(listed=False), FLContextManager(None, "HK", "job", {}, {}).new_context()):
         with pytest.raises(SiteError, match="do not list harmofl.flare.filters.AmplitudeFilter") as caught:
-            require_filter(fl_ctx)
+            require_filter(fl_ctx, noise=True)
         assert caught.value.code == "noise_settings"
+
+
+def test_a_job_chooses_no_scope_without_the_filter(context: Any) -> None:
+    """A site may have a scope for other software, which asks for no noise and knows no limit."""
+    listed, other = context(), context(listed=False)
+    for fl_ctx in (listed, other):
+        fl_ctx.set_prop(FLContextKey.JOB_SCOPE_NAME, "research", private=True)
+    require_filter(listed, noise=False)
+    with pytest.raises(
+        SiteError, match="the privacy scope that the job asks for lists no .* leave scope out"
+    ) as caught:
+        require_filter(other, noise=False)
+    assert caught.value.code == "scope"
+    other.set_prop(FLContextKey.JOB_SCOPE_NAME, "", private=True)
+    require_filter(other, noise=False)  # the site's own default is its own choice; preflight warns of it

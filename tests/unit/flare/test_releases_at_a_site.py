@@ -91,6 +91,7 @@ def test_a_job_with_other_fractions_is_refused_by_the_name_of_the_reset(make: An
     [
         ({"seed": 1}, "seed 1 instead of 0"),
         ({"data__split": "as_published"}, "data.split as_published instead of patient"),
+        ({"data__patient_from": 5}, "data.patient_from 5 instead of name"),
         ({"data__patient_pattern": "^(Case0)"}, "another rule that finds the patient in a case's name"),
     ],
 )

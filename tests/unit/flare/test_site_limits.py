@@ -50,7 +50,6 @@ def test_the_shipped_jobs_stay_within_the_default_limits(folder: Path) -> None:
         ({"amplitude__minimum_sites": 2}, "amplitude.minimum_sites is 2, limits.minimum_sites is 3; raise it to 3"),
         ({"data__height": 1088}, "data.height is 1088, limits.image_size is 1024; lower it to 1024"),
         ({"data__width": 1088}, "data.width is 1088, limits.image_size is 1024; lower it to 1024"),
-        ({"network__width": 256}, "network.width is 256, limits.network_width is 128"),
         ({"training__batch_size": 257}, "training.batch_size is 257, limits.batch_size is 256"),
         ({"training__local_epochs": 21}, "training.local_epochs is 21, limits.local_epochs is 20"),
         ({"federation__rounds": 1001}, "federation.rounds is 1001, limits.rounds is 1000"),
