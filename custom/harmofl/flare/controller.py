@@ -28,6 +28,7 @@ from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, end_books, score_text, write_evidence
 from harmofl.flare.server_run import ServerRun, open_run
+from harmofl.flare.site_messages import SiteMessages, guard_messages
 from harmofl.flare.state import StateError
 from harmofl.flare.wire import (
     AMPLITUDE_TASK,
@@ -41,6 +42,7 @@ from harmofl.flare.wire import (
     read_error,
     unpack_update,
 )
+from harmofl.sections import outside_text
 
 
 class HarmoFLScatterAndGather(ScatterAndGather):
@@ -50,6 +52,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
     """
 
     run: ServerRun
+    messages: SiteMessages
 
     def __init__(
         self,
@@ -75,6 +78,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         try:
             self.run = open_run(fl_ctx, [client.name for client in self._engine.get_clients()])
             self.run.begin("before its first task")
+            self.messages = guard_messages(self.run, fl_ctx)
             settings = self.run.experiment.federation
             if settings.minimum_sites > len(self.run.expected):
                 raise ExperimentError(
@@ -130,6 +134,14 @@ class HarmoFLScatterAndGather(ScatterAndGather):
     ) -> None:
         """Refuse an answer that came after its task had ended."""
         self.log_warning(fl_ctx, f"{client.name}: answer to {task_name} came too late and is not used")
+
+    def _prepare_train_task_data(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        self._expect_answer(client_task, fl_ctx)
+        super()._prepare_train_task_data(client_task, fl_ctx)
+
+    def _expect_answer(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Note which answer a site owes: one that cannot be decoded does not say itself to what it belongs."""
+        self.messages.expects[client_task.client.name] = client_task.task.name, client_task.id
 
     def _process_train_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         super()._process_train_result(client_task, fl_ctx)
@@ -282,8 +294,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 
         self.run.begin("while the amplitude was gathered" if task_name == AMPLITUDE_TASK else "during the evaluation")
         self.run.header(self._current_round or self._start_round).attach(data)
+        task = Task(task_name, data, timeout=self._train_timeout, result_received_cb=take)
+        task.before_task_sent_cb = self._expect_answer
         self.broadcast_and_wait(
-            task=Task(name=task_name, data=data, timeout=self._train_timeout, result_received_cb=take),
+            task=task,
             min_responses=needed,
             wait_time_after_min_received=self._wait_time_after_min_received,
             fl_ctx=fl_ctx,
@@ -292,7 +306,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 
     def _refuse(self, site: str, task_name: str, reason: str, fl_ctx: FLContext) -> None:
         self.run.refused[site] = reason
-        self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {reason}")
+        self.log_error(fl_ctx, f"{outside_text(site)}: answer to {task_name} refused: {reason}")
 
     def _note_failure(self, site: str, result: Shareable, fl_ctx: FLContext) -> bool:
         """Log and keep why a site could not do its task; True where it could not."""
@@ -300,7 +314,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             return False
         code, reason = read_error(result)
         self.run.refused[site] = f"{code}: {reason}"
-        self.log_error(fl_ctx, f"{site} failed: {code}: {reason}")
+        self.log_error(fl_ctx, f"{outside_text(site)} failed: {code}: {reason}")
         return True
 
 
