@@ -158,10 +158,11 @@ def most_bytes_of_answer(run: ServerRun) -> int:
     return sum(value.nbytes + BYTES_OF_AN_ENTRY for value in entries) + 8 * math.prod(shape) + SLACK
 
 
-class _Undecodable:
-    """Stands for an answer that cannot be decoded."""
+class _Undecodable(dict[str, Any]):
+    """Stands for an answer that cannot be decoded; FLARE takes the length of what it passes on."""
 
     def __init__(self, problem: str) -> None:
+        super().__init__()
         self.problem = problem
 
 
@@ -186,6 +187,8 @@ class _AnswerAdapter(Adapter):
             context = self.cell.get_fobs_context(props={FOBSContextKey.PASS_THROUGH: False})
             context[FOBSContextKey.CELL] = bounded
             decode_payload(request, StreamHeaderKey.PAYLOAD_ENCODING, fobs_ctx=context)
+            if not isinstance(request.payload, Shareable):
+                raise TypeError
         except Exception as error:  # whatever FLARE, msgpack or NumPy raise on bytes that a site chose
             told = f"its message without the arrays has more than {MOST_MESSAGE // MIB} MiB"
             reason = told if isinstance(error, BlobSizeError) else type(error).__name__

@@ -90,7 +90,7 @@ Code = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
 class PooledScore(BaseModel):
     """A score over all images, as `harmofl.core.classification.Estimate` has it; patients are counts without names."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     value: float
     low: float
@@ -98,7 +98,7 @@ class PooledScore(BaseModel):
     n: Count
     patients: Count
     no_interval: Why | None
-    by_patient: list[tuple[Count, Count]]
+    by_patient: list[Annotated[tuple[Count, Count], Field(strict=False)]]  # a pair may arrive as a list
 
 
 class SiteNumbers(BaseModel):
@@ -107,7 +107,7 @@ class SiteNumbers(BaseModel):
     `patients` tells which cases of `test` are of one patient, by numbers counted from 0.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)  # strict: text that reads as a number is none
 
     cases: dict[Literal["training", "validation", "test"], Count] = {}
     skipped: dict[Code, Count] = {}
