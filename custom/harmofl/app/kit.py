@@ -26,7 +26,7 @@ from harmofl.flare.site import (
     workers,
 )
 from harmofl.flare.site_settings import SiteSettings
-from harmofl.sections import nearest, parse_json
+from harmofl.sections import nearest, one_line, parse_json
 
 WORKSPACE_VARIABLE = "NVFL_WORKSPACE"  # where start.sh runs a kit that lies in a read-only folder
 NOISE_SAMPLE = "provisioning/site/privacy_with_noise.json"
@@ -60,7 +60,7 @@ class Check:
     def __str__(self) -> str:
         """Return the check as one line."""
         line = f"{self.state}: {self.subject}: {self.message}"
-        return " ".join((f"{line}; {self.fix}" if self.fix else line).split())
+        return one_line(" ".join((f"{line}; {self.fix}" if self.fix else line).split()))
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from rich.console import Console
-
 import harmofl
 from harmofl.app import connection, machine, storage
 from harmofl.app.bundle import PACKAGE, components
+from harmofl.app.console import plain_console
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.kit import WORKSPACE_VARIABLE, Check, Kit, KitError, check_policy, open_kit, read_json
@@ -48,7 +47,7 @@ def preflight(kit: Path, job_folder: Path | None, assignments: Sequence[str]) ->
         raise JobError("--set changes a job's settings; name the job with --job")
     job = read_job(job_folder, assignments) if job_folder else None
     experiment = _experiment(job)
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = plain_console()
     counts: Counter[str] = Counter()
     for title, look in _sections(opened, kit.absolute(), job, experiment):
         console.print(f"\n{title}", style="bold")

@@ -15,6 +15,7 @@ from harmofl.app.job import JobError
 from harmofl.app.kit import Kit, open_kit
 from harmofl.experiment import FILE_NAME, ExperimentError, read_settings
 from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, data_root
+from harmofl.sections import one_line
 
 # FLARE's processes of a job, which run it at a site and at the server; the run folder stays when they have ended
 JOB_PROCESSES = {"nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process"}
@@ -234,4 +235,4 @@ def _last_change(folders: Iterable[Path]) -> str:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"harmofl purge: {line}\n")
+    sys.stdout.write(f"harmofl purge: {one_line(line)}\n")

@@ -18,6 +18,7 @@ from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.filters import note_run, require_filter
+from harmofl.flare.log_records import guard_log_records
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.site import SiteError, is_simulated, resolve_job, simulated_data_root, site_config
 from harmofl.flare.wire import (
@@ -50,6 +51,7 @@ class HarmoFLExecutor(Executor):
             The packed result, TASK_UNKNOWN, TASK_ABORTED, or an error reply with a code and one line; the exception
             itself, which may name files, stays in the site's log.
         """
+        guard_log_records()
         if task_name not in (AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:

@@ -18,6 +18,7 @@ from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import NoiseSettings, SiteError, minimum_cases, noise_settings, site_config
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, pack_error, pack_update, unpack_update
+from harmofl.sections import one_line
 
 _RUN_ID = "harmofl.run_id"
 _SENT = "amplitude_sent"
@@ -80,7 +81,9 @@ class AmplitudeFilter(Filter):
             refuse_other_names(update.numbers, allowed_names(scope))
             if _form(shareable) == _form(pack_update(update)) and _all_numeric(update):
                 return update
-            FINDINGS.warning(f"{site}: an answer holds more than the contract knows: {_form(shareable)}")
+            FINDINGS.warning(
+                f"{site}: an answer holds more than the contract knows: {one_line(str(_form(shareable)), 2000)}"
+            )
         except (MessageError, SiteError) as error:
             FINDINGS.warning(f"{site}: an answer is not of the contract: {error}")
         raise RefusedAnswerError(

@@ -15,7 +15,7 @@ from pydantic import Field, ValidationError
 from harmofl.experiment import FILE_NAME, Experiment, read_settings
 from harmofl.flare.outside import admit_outside_task
 from harmofl.flare.site_settings import SiteSettings, read_site_settings
-from harmofl.sections import Section, first_problem, nearest
+from harmofl.sections import Section, first_problem, nearest, one_line
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
@@ -31,7 +31,7 @@ class SiteError(RuntimeError):
 
     def __init__(self, code: str, message: str) -> None:
         """Keep both."""
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.code = code
 
 

@@ -36,6 +36,7 @@ from nvflare.private.fed.server.server_runner import ServerRunner
 from nvflare.widgets.fed_event import FED_EVENT_TOPIC, FedEventHeader
 
 from harmofl.core.spectra import statistic_shape
+from harmofl.flare.log_records import guard_log_records
 from harmofl.flare.progress import PROGRESS
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.wire import error_reply
@@ -146,6 +147,7 @@ def guard_messages(run: ServerRun, fl_ctx: FLContext) -> SiteMessages:
         most_bytes=most_bytes_of_answer(run),
     )
     messages.install()
+    guard_log_records()
     return messages
 
 

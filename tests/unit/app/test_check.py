@@ -245,3 +245,17 @@ def test_loose_cases_beside_a_sites_folder_are_an_error(
     (own_root / "HK").rmdir()
     assert run(own_root, job) == 1
     assert f"error: HK would read {own_root}, where the data of BIDMC lies" in capsys.readouterr().out
+
+
+def test_a_file_name_does_not_command_the_terminal(
+    own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = own_root / "HK" / "Case00.nii.gz"
+    image.rename(image.with_name("Case00\x1b[2J\u202e.nii.gz"))
+    run(own_root, job, "--site", "HK")
+    shown = capsys.readouterr()
+    assert "Case00?[2J?" in shown.out
+    assert all(line.isprintable() for line in (shown.out + shown.err).splitlines())
+    assert main(["check", f"{own_root}\x1b[31m\nx", "--job", str(job)]) != 0
+    shown = capsys.readouterr()
+    assert "?[31m" in shown.out + shown.err and "\x1b" not in shown.out + shown.err

@@ -208,3 +208,8 @@ def test_names_that_are_no_list_are_said_before_a_job_comes(site: Path) -> None:
     set_privacy(site, allowed_names="dice")
     found = [check for check in check_policy(open_kit(site)) if "allowed_names" in check.message]
     assert [check.state for check in found] == ["error"]
+
+
+def test_a_check_of_foreign_text_is_printable() -> None:
+    shown = str(Check("error", "meta.json", "scope a\x1b[2J\nerror: forged\u202e"))
+    assert shown == "error: meta.json: scope a?[2J error: forged?"
