@@ -15,7 +15,7 @@ from tests.secure.installed.malformed import FORGED
 pytestmark = pytest.mark.slow
 
 HONEST = [site for site in SITES if site != "HK"]
-ROUNDS = 5
+ROUNDS = 6
 
 
 @dataclass
@@ -90,10 +90,19 @@ def test_commands_and_codes_that_abort(spoilt: Watched, drill: Drill) -> None:
     """A site sends abort commands, a fatal event and a fatal return code: no site ends the job of others."""
     assert spoilt.outcome.rounds[4].sites_accepted == list(SITES)  # its answer itself was sound
     assert "event _fatal_system_error refused" in spoilt.log and "command abort refused" in spoilt.log
-    assert "unusable_answer: the answer has return code UNSAFE_JOB" in spoilt.log
-    assert sorted(spoilt.outcome.results.sites_without_test) == ["HK"]
-    for mark in ("event _fatal_system_error refused", "command abort refused", "return code UNSAFE_JOB"):
-        drill.saw(last_lines(spoilt.log, mark))
+    assert spoilt.reasons[5].startswith("unusable_answer: the answer has return code UNSAFE_JOB")
+    assert spoilt.outcome.rounds[5].sites_accepted == HONEST
+    drill.saw(last_lines(spoilt.log, "event _fatal_system_error refused"))
+    drill.saw(last_lines(spoilt.log, "command abort refused"))
+    drill.saw(f"round 5: HK: {spoilt.reasons[5]}")
+
+
+def test_a_site_that_leaves(spoilt: Watched, drill: Drill) -> None:
+    """A site's process ends in the evaluation of a job that began with three sites and needs two: the others finish."""
+    assert spoilt.outcome.results.sites_without_test == ["HK"]
+    assert all(spoilt.outcome.results.sites[site].test for site in HONEST)
+    drill.saw(last_lines(spoilt.log, "deemed disconnected"))
+    drill.saw("; ".join(spoilt.outcome.results.warnings))
 
 
 def test_a_forged_line(spoilt: Watched, drill: Drill) -> None:

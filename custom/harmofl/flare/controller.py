@@ -10,6 +10,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.bcast_manager import _KEY_MIN_RESPS
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.model import ModelLearnableKey
@@ -79,6 +80,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             self.run = open_run(fl_ctx, [client.name for client in self._engine.get_clients()])
             self.run.begin("before its first task")
             self.messages = guard_messages(self.run, fl_ctx)
+            self._keep_on_without_lost_sites(fl_ctx)
             settings = self.run.experiment.federation
             if settings.minimum_sites > len(self.run.expected):
                 raise ExperimentError(
@@ -163,6 +165,13 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         self._note_failure(client_name, result, fl_ctx)
         accepted: bool = super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
         return accepted
+
+    def _keep_on_without_lost_sites(self, fl_ctx: FLContext) -> None:
+        """FLARE ends a job as soon as fewer sites are left than it took to begin; here a round needs its minimum."""
+        meta = fl_ctx.get_prop(FLContextKey.JOB_META)
+        if isinstance(meta, dict):
+            needed = {JobMetaKey.MIN_CLIENTS.value: self.run.experiment.federation.minimum_sites}
+            fl_ctx.set_prop(FLContextKey.JOB_META, {**meta, **needed}, private=True, sticky=True)
 
     def _announce(self) -> None:
         run = self.run

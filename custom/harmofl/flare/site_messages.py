@@ -57,6 +57,7 @@ class SiteMessages:
 
     Attributes:
         expects: by site the name and the id of the task that it was sent last.
+        too_large: cells of sites whose last reply was larger than all arrays of an answer may be.
     """
 
     def __init__(
@@ -71,6 +72,7 @@ class SiteMessages:
             most_bytes: of all arrays of one answer, or of one alone.
         """
         self.expects: dict[str, tuple[str, str]] = {}
+        self.too_large: set[str] = set()
         self._agent, self._cell = agent, agent.cell
         self._job_id, self._client_of, self._most_bytes = job_id, client_of, most_bytes
 
@@ -83,17 +85,27 @@ class SiteMessages:
             (CellChannel.AUX_COMMUNICATION, FED_EVENT_TOPIC, self.take_event),
         ):
             self._cell.register_request_cb(channel=channel, topic=topic, cb=callback)
-        adapter = _AnswerAdapter(self.take_answer, self._cell, self._most_bytes, self.bound_messages)
+        adapter = _AnswerAdapter(self, self._cell, self._most_bytes)
         self._cell.register_blob_cb(CellChannel.SERVER_COMMAND, ServerCommandNames.SUBMIT_UPDATE, adapter.call)
+        replies = self._cell.byte_receiver.registry.find(CellChannel.RETURN_ONLY, "*").cb
+        self._cell.register_stream_cb(CellChannel.RETURN_ONLY, "*", lambda *given: self._take_reply(replies, *given))
         self.bound_messages()
 
     def bound_messages(self) -> None:
         """Let FLARE refuse a larger message by the size that its first frame tells, before any of it is kept."""
-        for key, callback in list(self._cell.byte_receiver.registry.reg.items()):
+        for callback in list(self._cell.byte_receiver.registry.reg.values()):
             handler = getattr(callback.cb, "__self__", None)
             if isinstance(handler, BlobHandler):
-                replies = key.startswith(f"{CellChannel.RETURN_ONLY}:")  # a site's arrays come as replies
-                handler.max_blob_size = self._most_bytes if replies else MOST_MESSAGE
+                handler.max_blob_size = MOST_MESSAGE
+
+    def _take_reply(self, handle: Callable[..., int], future: Any, stream: Any, *more: Any) -> int:
+        """Take what a site replies, its arrays among it, up to the bound; FLARE would take a refusal for a delay."""
+        handler = getattr(handle, "__self__", None)
+        if isinstance(handler, BlobHandler):
+            handler.max_blob_size = self._most_bytes
+        if stream.get_size() > self._most_bytes:
+            self.too_large.add(str((stream.headers or {}).get(MessageHeaderKey.ORIGIN, "")))
+        return handle(future, stream, *more)
 
     def take_answer(self, request: Message) -> Message:
         """Pass a site's answer on, in a form that FLARE can work with; an error in its place where it has none."""
@@ -171,19 +183,17 @@ class _Undecodable(dict[str, Any]):
 class _AnswerAdapter(Adapter):
     """FLARE's way from a streamed answer to its callback, with the decoding done before, within bounds."""
 
-    def __init__(
-        self, callback: Callable[[Message], Message], cell: Cell, most_bytes: int, bound_messages: Callable[[], None]
-    ) -> None:
-        super().__init__(callback, cell.core_cell.my_info, cell)
-        self._most_bytes, self._bound_messages = most_bytes, bound_messages
+    def __init__(self, messages: SiteMessages, cell: Cell, most_bytes: int) -> None:
+        super().__init__(messages.take_answer, cell.core_cell.my_info, cell)
+        self._messages, self._most_bytes = messages, most_bytes
 
     def call(self, future: Any, *args: Any, **kwargs: Any) -> None:
         """Called by the stream of an answer with its first bytes."""
-        self._bound_messages()  # FLARE registers more callbacks when the first arrays travel
+        self._messages.bound_messages()  # FLARE registers more callbacks when the first arrays travel
         headers = dict(future.headers)
         request = Message(headers, None)
         origin = str(request.get_header(MessageHeaderKey.ORIGIN, ""))
-        bounded = _BoundedCell(self.cell, origin, self._most_bytes)
+        bounded = _BoundedCell(self.cell, origin, self._most_bytes, self._messages.too_large)
         try:
             request.payload = future.result()
             context = self.cell.get_fobs_context(props={FOBSContextKey.PASS_THROUGH: False})
@@ -216,8 +226,9 @@ class _BoundedCell:
     refused: FLARE itself tells only that it was.
     """
 
-    def __init__(self, cell: Cell, origin: str, most_bytes: int) -> None:
+    def __init__(self, cell: Cell, origin: str, most_bytes: int, too_large: set[str]) -> None:
         self._cell, self._origin, self._left, self._most_bytes = cell, origin, most_bytes, most_bytes
+        self._too_large = too_large
         self.problem = ""
 
     def __getattr__(self, name: str) -> Any:
@@ -238,10 +249,12 @@ class _BoundedCell:
         if not _same_site(target, self._origin):
             self.problem = "its arrays lie at another participant"
             raise ValueError(self.problem)
+        self._too_large.discard(target)
         reply: Message = self._cell.send_request(*args, target=target, **kwargs)
         self._left -= int(reply.get_header(MessageHeaderKey.PAYLOAD_LEN) or 0)
         data = reply.payload.get("data") if isinstance(reply.payload, dict) else None
-        if self._left < 0 or any(_unpacked_bytes(item) > self._most_bytes for item in data or []):
+        refused = target in self._too_large or self._left < 0
+        if refused or any(_unpacked_bytes(item) > self._most_bytes for item in data or []):
             self.problem = f"its arrays have more than the {self._most_bytes // MIB} MiB that an answer may have"
             raise ValueError(self.problem)
         return reply

@@ -61,6 +61,15 @@ def test_a_shape_that_is_no_list_of_sizes_names_its_entry_and_costs_nothing(shap
     assert received[0].problem in ("entry w has a shape that is no list of sizes",)
 
 
+@pytest.mark.parametrize(
+    "small",
+    [{"f4": np.zeros((7, 1), np.float32)}, {"f4": np.zeros(7, np.int64)}, {7: np.zeros(1)}, {"U9": np.zeros(1)}],
+)
+def test_small_entries_that_are_no_vector_of_their_type_are_refused(small):
+    told = PackedArraysDecomposer().decompose(PackedArrays({"w": np.zeros(7, np.float32)}))
+    assert "no vector of that type" in PackedArraysDecomposer().recompose(told | {"small": small}).problem
+
+
 def test_sizes_beyond_what_was_sent_are_refused():
     told = decomposed()
     told["entries"][0][1] = [2**39, 2**39]
@@ -169,7 +178,7 @@ def test_a_list_as_an_amplitude_is_refused(healthy, answer):
     sent = answer("B", difference(1.0))
     parts = {
         "weights": from_shareable(sent),
-        "amplitude": DXO(DataKind.APP_DEFINED, data={"amplitude": ["1", "x" * 1_000_000], "images": 3, "patients": 3}),
+        "amplitude": DXO(DataKind.APP_DEFINED, data={"amplitude": ["1", "2"], "images": 3, "patients": 3}),
     }
     collection = DXO(DataKind.COLLECTION, data=parts, meta=from_shareable(sent).meta).to_shareable()
     collection.add_cookie(AppConstants.CONTRIBUTION_ROUND, 4)

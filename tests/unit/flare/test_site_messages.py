@@ -13,12 +13,14 @@ from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.app_common.decomposers import common_decomposers
+from nvflare.fuel.f3.cellnet import cell as flare_cell
 from nvflare.fuel.f3.cellnet.defs import Encoding, MessageHeaderKey
 from nvflare.fuel.f3.cellnet.defs import ReturnCode as CellReturnCode
+from nvflare.fuel.f3.cellnet.registry import Callback, Registry
 from nvflare.fuel.f3.message import Message
 from nvflare.fuel.f3.streaming.blob_streamer import BlobHandler
 from nvflare.fuel.f3.streaming.stream_const import StreamHeaderKey
-from nvflare.fuel.f3.streaming.stream_types import BlobSizeError
+from nvflare.fuel.f3.streaming.stream_types import BlobSizeError, Stream, StreamFuture
 from nvflare.fuel.utils import fobs
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.widgets.fed_event import FedEventHeader
@@ -197,7 +199,8 @@ class ToyFuture:
 def arrive(messages, monkeypatch):
     """Let bytes arrive as an answer of B. Were they to end the process, as in FLARE, this would fail."""
     monkeypatch.setattr("os._exit", lambda code: pytest.fail("the process of the job ended"))
-    adapter = _AnswerAdapter(messages.take_answer, ToyCell(), MIB, lambda: None)  # type: ignore[arg-type]
+    monkeypatch.setattr(messages, "bound_messages", lambda: None)
+    adapter = _AnswerAdapter(messages, ToyCell(), MIB)  # type: ignore[arg-type]
     return lambda result: adapter.call(ToyFuture(result))
 
 
@@ -239,7 +242,7 @@ def arrays(*items: bytes) -> Message:
 
 
 def fetch(*replies: Message, target: str = "B.job") -> tuple[_BoundedCell, Any]:
-    bounded = _BoundedCell(ToyCell(*replies), "B.job", MIB)  # type: ignore[arg-type]
+    bounded = _BoundedCell(ToyCell(*replies), "B.job", MIB, set())  # type: ignore[arg-type]
     return bounded, lambda: [bounded.send_request(target=target) for _ in replies]
 
 
@@ -278,12 +281,71 @@ def test_a_relayed_site_is_the_same_site():
     ask()
 
 
-def test_every_stream_has_a_bound(messages, agent):
-    handlers = {key: BlobHandler(lambda future: None) for key in ("return_only:*", "aux_communication:*", "x:y")}
-    registry = SimpleNamespace(reg={key: SimpleNamespace(cb=held.handle_blob_cb) for key, held in handlers.items()})
-    messages._cell = SimpleNamespace(byte_receiver=SimpleNamespace(registry=registry))
-    messages.bound_messages()
-    assert [held.max_blob_size for held in handlers.values()] == [MIB, MOST_MESSAGE, MOST_MESSAGE]
+class Registered(ToyCell):
+    """A cell with FLARE's own registries of streams."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.byte_receiver = SimpleNamespace(registry=Registry())
+        for channel in ("return_only", "aux_communication"):
+            self.register_blob_cb(channel, "*", lambda future: None)
+
+    def register_stream_cb(self, channel: str, topic: str, callback: Any) -> None:
+        self.byte_receiver.registry.set(channel, topic, Callback(callback, (), {}))
+
+    def register_blob_cb(self, channel: str, topic: str, callback: Any) -> None:
+        self.register_stream_cb(channel, topic, BlobHandler(callback).handle_blob_cb)
+
+    def register_request_cb(self, channel: str, topic: str, cb: Any) -> None:
+        self.register_blob_cb(channel, topic, cb)
+
+
+@pytest.fixture
+def installed(messages, monkeypatch):
+    """What stands before the callbacks of a cell, and the cell."""
+    monkeypatch.setattr(flare_cell, "_is_server_job_cell", flare_cell._is_server_job_cell)  # undone afterwards
+    messages._cell = Registered()
+    messages.install()
+    return messages, messages._cell
+
+
+def test_every_stream_has_a_bound_and_no_callback_of_flare_ends_the_process(installed):
+    messages, cell = installed
+    find = cell.byte_receiver.registry.find
+    asked = [("server_command", "submit_update"), ("server_command", "get_task"), ("aux_communication", "fed.event")]
+    for channel, topic in [*asked, ("aux_communication", "x")]:
+        assert find(channel, topic).cb.__self__.max_blob_size == MOST_MESSAGE
+    assert not flare_cell._is_server_job_cell(SimpleNamespace(fqcn="server.job"))
+
+
+class EmptyStream(Stream):
+    def read(self, chunk_size: int) -> bytes:
+        return b""
+
+
+@pytest.mark.parametrize("size", [MIB, MIB + 1, 2**40])
+def test_a_reply_larger_than_an_answer_is_known_by_its_sender(installed, size):
+    messages, cell = installed
+    told: list[Any] = []
+    handle = cell.byte_receiver.registry.find("return_only", "*").cb
+    stream: Any = EmptyStream(size, {MessageHeaderKey.ORIGIN: "B.job"})
+    stream.task = SimpleNamespace(stop=told.append)
+    handle(StreamFuture(1, stream.headers), stream, False)
+    assert messages.too_large == (set() if size <= MIB else {"B.job"})
+    assert [type(error) for error in told] == ([] if size <= MIB else [BlobSizeError])
+
+
+def test_a_refused_reply_is_the_end_of_the_answer():
+    too_large: set[str] = set()
+
+    class Refuses(ToyCell):
+        def send_request(self, *args: Any, **kwargs: Any) -> Message:
+            too_large.add("B.job")
+            return Message({MessageHeaderKey.RETURN_CODE: CellReturnCode.TIMEOUT}, None)
+
+    bounded = _BoundedCell(Refuses(), "B.job", MIB, too_large)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="more than the 1 MiB"):  # FLARE would ask three times more
+        bounded.send_request(target="B.job")
 
 
 def test_the_bound_is_the_model_and_some(make_run):
