@@ -11,6 +11,7 @@ import pytest
 from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
+from nvflare.apis.job_def import job_from_meta
 from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.f3.cellnet import cell as flare_cell
@@ -25,6 +26,7 @@ from nvflare.fuel.utils import fobs
 from nvflare.private.defs import CellMessageHeaderKeys
 from nvflare.widgets.fed_event import FedEventHeader
 
+from harmofl.flare.controller import HarmoFLScatterAndGather
 from harmofl.flare.site_messages import (
     MIB,
     MOST_MESSAGE,
@@ -354,3 +356,14 @@ def test_the_bound_is_the_model_and_some(make_run):
     model = sum(value.nbytes for value in weights.values())
     assert model < most_bytes_of_answer(run) < 2 * model + 32 * MIB
     assert len(zlib.compress(bytes(MIB))) < MIB // 500  # what the bound on unpacked bytes is for
+
+
+def test_a_job_that_began_with_more_sites_needs_its_minimum(make_run, make_context):
+    run = make_run({"federation.minimum_sites": 2})
+    context = make_context(run)
+    meta = {"min_clients": 3, "name": "job", "deploy_map": {"app": ["server", "A", "B", "C"]}}
+    context.set_prop(FLContextKey.JOB_META, meta, private=True, sticky=True)
+    HarmoFLScatterAndGather._keep_on_without_lost_sites(SimpleNamespace(run=run), context)  # type: ignore[arg-type]
+    # FLARE reads it of a context of its own
+    assert job_from_meta(context._get_ctx_manager().new_context().get_prop(FLContextKey.JOB_META)).min_sites == 2
+    assert meta["min_clients"] == 3
