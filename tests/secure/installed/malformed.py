@@ -60,7 +60,7 @@ def _shape_of_gigabytes(answer, fl_ctx):
 
 
 def _unknown_class(answer, fl_ctx):
-    answer["DXO"]["data"]["extra"] = Unknown()
+    answer["extra"] = Unknown()
 
 
 def _cut_bytes(answer, fl_ctx):
