@@ -66,7 +66,9 @@ def _sample(consortium: Consortium, job_id: str, peak: list[float], over: thread
 
 def test_a_shape_of_gigabytes(spoilt: Watched, drill: Drill) -> None:
     """A site's answer names a shape of 3 GB of text in 300 bytes: one contribution is refused, nothing is allocated."""
-    assert "has a shape that is no list of sizes" in spoilt.reasons[0]
+    for told in (spoilt.reasons[0], spoilt.log, (spoilt.outcome.server / "report.html").read_text()):
+        assert "has a shape that is no list of sizes" in told
+    assert any("HK failed: " in line and "list of sizes" in line for line in spoilt.outcome.lines)
     assert spoilt.peak_mib < 1500  # the product of that shape alone is 2861 MiB
     assert spoilt.outcome.rounds[0].sites_accepted == HONEST
     drill.saw(f"round 0: HK: {spoilt.reasons[0]}; peak memory of the server's process {spoilt.peak_mib:.0f} MiB")
