@@ -256,9 +256,8 @@ def site_owned_problem(settings: Mapping[str, Any]) -> str:
     if not isinstance(data, Mapping) or data.get("patient_pattern") is None:
         return ""
     return (
-        "data.patient_pattern: a job's pattern would be run on file names of hospitals, which only a simulated run may "
-        "do; choose data.patient_from ('name', 'before_separator' or a number of characters), or let each hospital set "
-        "patient_pattern in its local/privacy.json"
+        "data.patient_pattern: hospitals run no pattern of a job on file names; choose data.patient_from, or let each "
+        "hospital set patient_pattern in local/privacy.json"
     )
 
 

@@ -8,6 +8,8 @@ from typing import Any, get_args
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 DEEPEST = 100  # levels of a JSON file; those of the project have five
+MOST_LETTERS = 200  # of one text that somebody else wrote
+_CUT = " ..."
 
 
 class ExperimentError(ValueError):
@@ -17,9 +19,27 @@ class ExperimentError(ValueError):
         super().__init__(one_line(message))
 
 
-def one_line(text: str) -> str:
-    """Text that may hold what somebody else wrote as one printable line: keys and values are not always ours."""
+def one_line(text: str, most: int | None = None) -> str:
+    """Text that may hold what somebody else wrote as one printable line: keys and values are not always ours.
+
+    Control characters, line breaks, what changes the direction of writing or shows nothing, and lone surrogates are
+    replaced. `most` bounds the number of letters.
+    """
+    if most is not None and len(text) > most:
+        text = text[: most - len(_CUT)] + _CUT
     return "".join(letter if letter.isprintable() else " " if letter.isspace() else "?" for letter in text.rstrip("\n"))
+
+
+def outside_text(value: Any) -> str:
+    """What somebody else sent as one printable line of at most 200 letters; a value that is no text by its type.
+
+    For every text that comes from another participant, before it is logged, kept or shown.
+    """
+    if isinstance(value, str):
+        return one_line(value, MOST_LETTERS)
+    if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**64):
+        return str(value)
+    return f"a {type(value).__name__}"
 
 
 def parse_json(text: str) -> Any:

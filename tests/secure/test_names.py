@@ -13,7 +13,7 @@ from tests.secure.consortium import Consortium
 pytestmark = pytest.mark.slow
 
 HANGS = r"^(([A-Za-z0-9_-])+)+\.$"
-REFUSAL = "data.patient_pattern: a job's pattern would be run on file names of hospitals"
+REFUSAL = "data.patient_pattern: hospitals run no pattern of a job on file names"
 
 
 def edited(bundle: Path, **config: Any) -> Path:

@@ -10,7 +10,7 @@ from harmofl.data.findings import DataRootError, Finding
 from harmofl.data.sitemap import read_site_map
 from harmofl.experiment import ExperimentError, parse_assignment, read_settings, resolve
 from harmofl.job_folder import read_json
-from harmofl.sections import DEEPEST, one_line, parse_json
+from harmofl.sections import DEEPEST, MOST_LETTERS, one_line, outside_text, parse_json
 
 DEEP = {
     "deeper than the parser goes": "[" * 100_000,
@@ -51,6 +51,29 @@ def test_what_cannot_be_printed_is_replaced() -> None:
     # a bell, an escape that would color a terminal, a lone surrogate as of a file name that is no UTF-8
     assert one_line("a\n\tb\x07\x1b[31m\udcff ä") == "a  b??[31m? ä"
     assert str(Finding("error", "code", "Case\n00\x1b", "is\r\nodd", "fix  it")) == "error: Case 00?: is odd; fix it"
+
+
+@pytest.mark.parametrize(
+    ("sent", "shown"),
+    [
+        # ESC, the eight-bit CSI, a bell, what turns the direction of writing, a zero-width space, a private letter
+        ("\x1b[2J\x9b1m\x07\u202ea\u2066b\u200bc\ue000", "?[2J?1m??a?b?c?"),
+        ("a\r\nb\u2028c\u2029d\x85e\tf", "a  b c d e f"),
+        ("\ud800 ü 漢字", "? ü 漢字"),
+        *[(value, str(value)) for value in (None, True, 3, -1, 0.5)],
+        *[([1], "a list"), ({"a": 1}, "a dict"), (b"\x1b", "a bytes"), (10**400, "a int")],
+        pytest.param(object(), "a object", id="object"),
+    ],
+    ids=repr,
+)
+def test_text_from_outside_is_one_printable_line(sent: object, shown: str) -> None:
+    assert outside_text(sent) == shown and outside_text(sent).isprintable()
+
+
+def test_text_from_outside_has_at_most_200_letters() -> None:
+    assert outside_text("x" * 200) == "x" * 200
+    assert outside_text("x" * 10**7) == "x" * 196 + " ..." and MOST_LETTERS == 200
+    assert one_line("x" * 1000) == "x" * 1000, "lines of our own are not cut"
 
 
 def test_a_key_of_several_lines_is_refused_in_one(tmp_path: Path, written: dict) -> None:

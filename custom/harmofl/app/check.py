@@ -7,6 +7,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
+from harmofl.app.console import plain_console
 from harmofl.app.costs import PROCESS_BYTES, Pace, measure_pace, training_bytes
 from harmofl.app.hospital_names import read_hospital
 from harmofl.app.inspection import SiteInspection, inspect
@@ -46,7 +47,7 @@ def check(
     job = read_job(job_folder, assignments)
     job.admit_task(own_code=allow_code)
     experiment = job.resolve(demo=False)
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = plain_console()
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
     fewest = None

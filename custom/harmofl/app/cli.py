@@ -25,15 +25,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     # what a command needs is imported when it runs: `harmofl --help` answers at once
     from harmofl.app.job import JobError
     from harmofl.experiment import ExperimentError
+    from harmofl.sections import one_line
 
     try:
         return COMMANDS[options.command](options)
     except (ExperimentError, JobError) as error:
-        sys.stderr.write(f"harmofl {options.command}: {error}\n")
+        sys.stderr.write(f"harmofl {options.command}: {one_line(str(error))}\n")
         return 2
     except OSError as error:  # no rights, no space, a file where a folder belongs
         reason = error.strerror or str(error) or type(error).__name__
-        sys.stderr.write(f"harmofl {options.command}: {error.filename or 'a file'}: cannot be used ({reason})\n")
+        line = f"{error.filename or 'a file'}: cannot be used ({reason})"
+        sys.stderr.write(f"harmofl {options.command}: {one_line(line)}\n")
         return 2
     except KeyboardInterrupt:
         sys.stderr.write(f"harmofl {options.command}: interrupted\n")

@@ -12,6 +12,7 @@ from rich.table import Table
 from torch import Tensor
 
 from harmofl.app.check import NARROWEST, finding_lines
+from harmofl.app.console import plain_console
 from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel
 from harmofl.app.profile import hospital_profile
@@ -56,7 +57,7 @@ def evaluate(
         JobError: a mistake in the command: no such folder, an `output` in it, or a file that must not be replaced; also
             a model whose output is not finite for some image.
     """
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = plain_console()
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
     target = _usable_target(data, output, force)

@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 from harmofl.app import apply_exported
+from harmofl.app.console import plain_console
 from harmofl.app.export_bundle import write_bundle
 from harmofl.app.export_folder import SETTINGS, check_place, put_in_place, write_code
 from harmofl.app.export_readme import readme
@@ -42,7 +42,7 @@ def export(model: LoadedModel, output: Path, form: str, *, profile_of: Path | No
     Raises:
         JobError: something is there that is not replaced, or a package is missing.
     """
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = plain_console()
     console.print(model.label)
     check_place(output, force=force)
     own = hospital_profile(model, profile_of, console.print)

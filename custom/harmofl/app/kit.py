@@ -16,7 +16,7 @@ from harmofl.app.silence import flare_silent
 from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import SiteError, state_root
 from harmofl.flare.site_settings import NOISE, RULES, setting_problems
-from harmofl.sections import parse_json
+from harmofl.sections import one_line, parse_json
 
 WORKSPACE_VARIABLE = "NVFL_WORKSPACE"  # where start.sh runs a kit that lies in a read-only folder
 SAMPLE = "provisioning/site/privacy.json"
@@ -40,7 +40,7 @@ class Check:
     def __str__(self) -> str:
         """Return the check as one line."""
         line = f"{self.state}: {self.subject}: {self.message}"
-        return " ".join((f"{line}; {self.fix}" if self.fix else line).split())
+        return one_line(" ".join((f"{line}; {self.fix}" if self.fix else line).split()))
 
 
 @dataclass(frozen=True)

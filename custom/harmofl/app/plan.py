@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harmofl.app.check import NARROWEST, duration_text, size_text
+from harmofl.app.console import plain_console
 from harmofl.app.forecast import SIMULATOR_WAITS, Forecast, Parts, forecast, measure_parts
 from harmofl.app.job import JobError, read_job
 from harmofl.core.training import TrainingError
@@ -67,7 +68,7 @@ def plan(request: Request) -> int:
         server_rate=request.server_rate,
         site_rate=request.site_rate,
     )
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = plain_console()
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
     _show(console, request, experiment, parts, predicted)

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 from torch import Tensor
 
+from harmofl.app.console import plain_console
 from harmofl.app.job import JobError
 from harmofl.app.model_file import LoadedModel
 from harmofl.app.profile import hospital_profile
@@ -42,7 +43,7 @@ def predict(
         JobError: a mistake in the command: nothing to predict, an answer that would overwrite something, two answers of
             one name.
     """
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = plain_console()
     console.print(f"{model.label}, on {model.device.type}")
     use = image_use(model.experiment.task)
     wanted = [path for path in images if not use.is_annotation(path)]

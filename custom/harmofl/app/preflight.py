@@ -8,12 +8,11 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, Literal
 
-from rich.console import Console
-
 import harmofl
 from harmofl.app import connection, machine, storage
 from harmofl.app.approval_checks import check_approval
 from harmofl.app.bundle import PACKAGE, components
+from harmofl.app.console import plain_console
 from harmofl.app.flare_refusals import refuse_job, refuse_job_name, unusable_path, unusable_python
 from harmofl.app.hospital_names import names_in_force
 from harmofl.app.job import Job, JobError, read_job
@@ -64,7 +63,7 @@ def preflight(kit: Path, job_folder: Path | None, assignments: Sequence[str]) ->
         raise JobError("--set changes a job's settings; name the job with --job")
     job = read_job(job_folder, assignments) if job_folder else None
     experiment = _experiment(job)
-    console = Console(highlight=False, markup=False, emoji=False, soft_wrap=True)
+    console = plain_console()
     counts: Counter[str] = Counter()
     for title, look in _sections(opened, kit.absolute(), job, experiment):
         console.print(f"\n{title}", style="bold")

@@ -16,6 +16,7 @@ from harmofl.app.kit import Kit, open_kit
 from harmofl.experiment import FILE_NAME, ExperimentError, read_settings
 from harmofl.flare.privacy_ledger import FOLDER
 from harmofl.flare.site import DATA_ROOT_VARIABLE, SiteError, own_setting
+from harmofl.sections import one_line
 
 # FLARE's processes of a job, which run it at a site and at the server; the run folder stays when they have ended
 JOB_PROCESSES = {"nvflare.private.fed.app.client.worker_process", "nvflare.private.fed.app.server.runner_process"}
@@ -247,4 +248,4 @@ def _last_change(folders: Iterable[Path]) -> str:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"harmofl purge: {line}\n")
+    sys.stdout.write(f"harmofl purge: {one_line(line)}\n")

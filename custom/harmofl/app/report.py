@@ -22,6 +22,7 @@ from harmofl.evidence.results import (
 )
 from harmofl.flare.live import FAILURE_FILE
 from harmofl.flare.state import StateError
+from harmofl.sections import one_line
 
 
 def report(
@@ -130,5 +131,5 @@ def _examples(
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"harmofl report: {line}\n")
+    sys.stdout.write(f"harmofl report: {one_line(line)}\n")
     sys.stdout.flush()

@@ -10,6 +10,7 @@ from harmofl.app.flare_refusals import refuse_job_name
 from harmofl.app.job import JobError, read_job
 from harmofl.app.session import connected
 from harmofl.flare.server_store import JOB_ID
+from harmofl.sections import one_line
 
 
 def resume(job_folder: Path, job_id: str, *, output: Path, kit: Path | None) -> int:
@@ -52,4 +53,4 @@ def _refuse_unsubmittable(target: Path) -> None:
 
 def say(line: str) -> None:
     """One line for the operator."""
-    sys.stdout.write(f"harmofl resume: {line}\n")
+    sys.stdout.write(f"harmofl resume: {one_line(line)}\n")

@@ -16,6 +16,7 @@ from harmofl.data.findings import DataRootError, count_text
 from harmofl.evidence.results import RESULTS_FILE
 from harmofl.experiment import Experiment
 from harmofl.flare.site import DATA_ROOT_VARIABLE, STATE_ROOT_VARIABLE
+from harmofl.sections import one_line
 
 MARGIN = 120  # seconds beyond a round's time limit, for the start of processes
 
@@ -186,5 +187,5 @@ def _fitting_sites(job: Job, experiment: Experiment) -> int:
 
 
 def _say(line: str) -> None:
-    sys.stdout.write(f"harmofl simulate: {line}\n")
+    sys.stdout.write(f"harmofl simulate: {one_line(line)}\n")
     sys.stdout.flush()

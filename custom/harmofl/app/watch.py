@@ -22,9 +22,10 @@ from nvflare.fuel.flare_api.flare_api import Session
 from harmofl.app.job import JobError
 from harmofl.app.session import connected
 from harmofl.evidence.results import REPORT_FILE
-from harmofl.flare.live import FAILURE_FILE, GROUP
+from harmofl.flare.live import FAILURE_FILE, GROUP, MOST_REASON
 from harmofl.flare.server_run import UNFINISHED_FILE
 from harmofl.flare.server_store import JOB_ID
+from harmofl.sections import one_line, outside_text
 
 COMPLETED = "FINISHED:COMPLETED"
 POLL = 1.0  # seconds between two questions to the server
@@ -54,7 +55,7 @@ def watch(kit: Path, job_id: str, output: Path | None) -> int:
         raise JobError(f"-o {output}: is a file; name a folder")
     with connected(kit) as session:
         meta = _follow(session, job_id)
-        status = str(meta.get("status"))
+        status = outside_text(meta.get("status"))
         with tempfile.TemporaryDirectory(prefix="harmofl-") as place:
             result = _download(session, job_id, Path(place))
             reason = _reason(meta, result)
@@ -75,7 +76,7 @@ def watch(kit: Path, job_id: str, output: Path | None) -> int:
 
 def say(line: str) -> None:
     """One line for whoever watches."""
-    sys.stdout.write(f"harmofl watch: {line}\n")
+    sys.stdout.write(f"harmofl watch: {one_line(line)}\n")
     sys.stdout.flush()
 
 
@@ -101,7 +102,7 @@ def _follow(session: Session, job_id: str) -> Mapping[str, Any]:
                 raise JobError(f"the server has not answered for {LOST:.0f} s; is it up?") from None
             time.sleep(POLL)
             continue
-        status = str(meta.get("status"))
+        status = outside_text(meta.get("status"))
         lines = progress_lines(_ask(session, job_id)) if status == "RUNNING" else []
         lines = [f"runs without {answer}" for answer in _refusals(meta) if status == "RUNNING"] + lines
         for line in [f"job {job_id} is {status}".lower(), *lines]:
@@ -131,14 +132,19 @@ def _ask(session: Session, job_id: str) -> Mapping[str, Any] | None:
         RuntimeError,
     ):  # not begun, or just over
         return None
-    groups = [groups for groups in told.values() if isinstance(groups, dict)]
+    groups = [groups for groups in told.values() if isinstance(groups, dict)] if isinstance(told, dict) else []
     return next((found[GROUP] for found in groups if GROUP in found), None)
 
 
 def progress_lines(progress: Mapping[str, Any] | None) -> list[str]:
     """What `harmofl.flare.live.progress` tells, a line a closed round."""
-    if progress is None:
-        return []
+    try:
+        return [] if progress is None else _progress_lines(progress)
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return ["the server tells its progress in a form that this version does not know"]
+
+
+def _progress_lines(progress: Mapping[str, Any]) -> list[str]:
     sites = len(progress["sites"])
     lines = []
     if progress["start_round"]:
@@ -151,7 +157,8 @@ def progress_lines(progress: Mapping[str, Any] | None) -> list[str]:
         line += "undefined" if closed["mean"] is None else f"mean {closed['mean']:.3f}"
         if closed["worst"]:
             line += f", worst {closed['worst'][1]:.3f} {closed['worst'][0]}"
-        line += "".join(f", {site} failed: {reason}" for site, reason in closed["refused"].items())
+        refused = {outside_text(site): outside_text(reason) for site, reason in closed["refused"].items()}
+        line += "".join(f", {site} failed: {reason}" for site, reason in refused.items())
         if position == last and progress["seconds_left"] is not None:
             line += f", about {_duration(progress['seconds_left'])} left"
         lines.append(line)
@@ -175,7 +182,8 @@ def _download(session: Session, job_id: str, place: Path) -> Path | None:
 def _reason(meta: Mapping[str, Any], result: Path | None) -> str:
     """Why a job failed: its own last word, what the sites answered when it was sent to them, or where to look."""
     told = [server_run_folder(result) / name for name in (FAILURE_FILE, UNFINISHED_FILE)] if result is not None else []
-    said = next((path.read_text(encoding="utf-8").strip() for path in told if path.is_file()), "")
+    texts = (path.read_text(encoding="utf-8", errors="replace").strip() for path in told if path.is_file())
+    said = next((one_line(text, MOST_REASON) for text in texts), "")
     if said:
         return said if told[0].is_file() else f"{said}; {WHERE_TO_LOOK}"
     if refused := _refusals(meta):
@@ -185,5 +193,5 @@ def _reason(meta: Mapping[str, Any], result: Path | None) -> str:
 
 def _refusals(meta: Mapping[str, Any]) -> list[str]:
     """What sites answered that did not take the job in, such as `HK: NVFLARE_ERROR: approval_pending: ...`."""
-    answers = [str(answer) for answer in meta.get("job_deploy_detail") or []]
+    answers = [outside_text(answer) for answer in meta.get("job_deploy_detail") or []]
     return [answer for answer in answers if not answer.endswith(": OK")]

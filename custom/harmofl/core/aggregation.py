@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harmofl.core.exact_sum import PIECE, ExactSum, Floats
+from harmofl.sections import one_line, outside_text
 
 Array = NDArray[np.generic]
 Arrays = Mapping[str, Array]
@@ -17,13 +18,16 @@ _HALF_INFINITE = 0x7C00  # the exponent of infinity and NaN in float16
 
 
 class ContributionError(ValueError):
-    """A contribution that must not enter the mean; the message is one line without paths or patient names."""
+    """A contribution that must not enter the mean; one printable line without paths or patient names."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 def _matching(contribution: Arrays, reference: Arrays, weight: float) -> dict[str, Array]:
     """The entries as arrays, checked in all but their values."""
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < _LARGEST_WEIGHT:
-        raise ContributionError(f"weight {weight!r} is not a positive finite number")
+        raise ContributionError(f"weight {outside_text(weight)} is not a positive finite number")
     _name_check("misses", [name for name in reference if name not in contribution])
     _name_check("has unknown", [name for name in contribution if name not in reference])
     entries = {}
@@ -41,7 +45,8 @@ def _matching(contribution: Arrays, reference: Arrays, weight: float) -> dict[st
 def _name_check(verb: str, names: list[str]) -> None:
     if names:
         more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        raise ContributionError(f"{verb} entries: {', '.join(sorted(names)[:3])}{more}")
+        shown = sorted(outside_text(name) for name in names)[:3]
+        raise ContributionError(f"{verb} entries: {', '.join(shown)}{more}")
 
 
 class _Group:

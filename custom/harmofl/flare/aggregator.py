@@ -16,6 +16,7 @@ from harmofl.evidence.results import NoiseStatement
 from harmofl.experiment import Experiment
 from harmofl.flare.server_run import ServerRun, current_run
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, payload_bytes, round_of, unpack_update
+from harmofl.sections import outside_text
 from harmofl.tasks import load_task
 
 
@@ -144,8 +145,8 @@ class HarmoFLAggregator(Aggregator):
         run.numbers[site] = update.numbers
 
     def _refuse(self, site: str, reason: str, run: ServerRun, fl_ctx: FLContext) -> bool:
-        self.log_error(fl_ctx, f"{site}: contribution refused: {reason}")
-        run.refused.setdefault(site, reason)
+        self.log_error(fl_ctx, f"{outside_text(site)}: contribution refused: {reason}")
+        run.refused.setdefault(outside_text(site), reason)
         return False
 
 
@@ -164,5 +165,5 @@ def contribution_weight(update: UpdateMessage, run: ServerRun) -> float:
         return 1
     images = update.numbers.get("images")
     if isinstance(images, bool) or not isinstance(images, int):
-        raise ContributionError(f"number of training images is {images!r}")
+        raise ContributionError(f"number of training images is {outside_text(images)}")
     return images

@@ -10,12 +10,16 @@ from pydantic import ValidationError
 
 from harmofl.data.findings import count_text
 from harmofl.evidence.results import NoiseStatement
+from harmofl.sections import one_line, outside_text
 
 AMPLITUDE = "amplitude"
 
 
 class MessageError(ValueError):
-    """A message that does not follow the contract; one line, no paths or patient names."""
+    """A message that does not follow the contract; one printable line, no paths or patient names."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(one_line(message))
 
 
 @dataclass(frozen=True)
@@ -59,8 +63,10 @@ def read_amplitude(dxo: DXO | None, *, of_site: bool) -> AmplitudeStatistic | No
         return None
     try:
         clip, relative = dxo.data.get("clip"), dxo.data.get("relative_clip")
-        values = np.asarray(dxo.data[AMPLITUDE], np.float32 if clip is None else np.float64)
-        told = dxo.data["images"]
+        sent, told = dxo.data[AMPLITUDE], dxo.data["images"]
+        if not isinstance(sent, np.ndarray) or sent.dtype.kind not in "fiu":  # NumPy would convert text and lists
+            raise TypeError
+        values = np.asarray(sent, np.float32 if clip is None else np.float64)
     except (AttributeError, KeyError, TypeError, ValueError):
         raise MessageError("the amplitude has another form") from None
     images = count_of(told, "images")
@@ -84,7 +90,7 @@ def count_of(number: Any, name: str) -> int:
         MessageError: no whole number above 0.
     """
     if isinstance(number, bool) or not isinstance(number, int | np.integer) or number < 1:
-        raise MessageError(f"the amplitude is the mean of {number!r} {name}")
+        raise MessageError(f"the amplitude is the mean of {outside_text(number)} {name}")
     return int(number)
 
 
@@ -99,8 +105,10 @@ def _read_noise(statement: Any, patients: int) -> NoiseStatement | None:
         noise = NoiseStatement.model_validate(statement)
     except ValidationError as error:
         problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"][:1]) or "noise"
-        raise MessageError(f"the amplitude's noise is not said in full: {key}: {problem['msg']}") from None
+        key = outside_text(".".join(str(part) for part in problem["loc"][:1]) or "noise")
+        raise MessageError(
+            f"the amplitude's noise is not said in full: {key}: {outside_text(problem['msg'])}"
+        ) from None
     if noise.patients != patients:
         raise MessageError(
             f"the amplitude is of {count_text(patients, 'patient')}, its noise was made for {noise.patients}"

@@ -10,6 +10,7 @@ from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_constant import FLContextKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.impl.bcast_manager import _KEY_MIN_RESPS
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.model import ModelLearnableKey
@@ -28,6 +29,7 @@ from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, end_books, score_text, write_evidence
 from harmofl.flare.server_run import ServerRun, open_run
+from harmofl.flare.site_messages import SiteMessages, guard_messages
 from harmofl.flare.state import StateError
 from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK
 from harmofl.flare.wire import (
@@ -39,6 +41,7 @@ from harmofl.flare.wire import (
     read_error,
     unpack_update,
 )
+from harmofl.sections import outside_text
 
 
 class HarmoFLScatterAndGather(ScatterAndGather):
@@ -48,6 +51,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
     """
 
     run: ServerRun
+    messages: SiteMessages
 
     def __init__(
         self,
@@ -73,6 +77,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         try:
             self.run = open_run(fl_ctx, [client.name for client in self._engine.get_clients()])
             self.run.begin("before its first task")
+            self.messages = guard_messages(self.run, fl_ctx)
+            self._keep_on_without_lost_sites(fl_ctx)
             settings = self.run.experiment.federation
             if settings.minimum_sites > len(self.run.expected):
                 raise ExperimentError(
@@ -129,6 +135,14 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         """Refuse an answer that came after its task had ended."""
         self.log_warning(fl_ctx, f"{client.name}: answer to {task_name} came too late and is not used")
 
+    def _prepare_train_task_data(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        self._expect_answer(client_task, fl_ctx)
+        super()._prepare_train_task_data(client_task, fl_ctx)
+
+    def _expect_answer(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
+        """Note which answer a site owes: one that cannot be decoded does not say itself to what it belongs."""
+        self.messages.expects[client_task.client.name] = client_task.task.name, client_task.id
+
     def _process_train_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         super()._process_train_result(client_task, fl_ctx)
         self.run.answered(client_task.client.name)
@@ -149,6 +163,13 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         self._note_failure(client_name, result, fl_ctx)
         accepted: bool = super()._accept_train_result(client_name, result, fl_ctx, is_unknown_task)
         return accepted
+
+    def _keep_on_without_lost_sites(self, fl_ctx: FLContext) -> None:
+        """FLARE ends a job as soon as fewer sites are left than it took to begin; here a round needs its minimum."""
+        meta = fl_ctx.get_prop(FLContextKey.JOB_META)
+        if isinstance(meta, dict):
+            needed = {JobMetaKey.MIN_CLIENTS.value: self.run.experiment.federation.minimum_sites}
+            fl_ctx.set_prop(FLContextKey.JOB_META, {**meta, **needed}, private=True, sticky=True)
 
     def _announce(self) -> None:
         run = self.run
@@ -280,8 +301,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 
         self.run.begin("while the amplitude was gathered" if task_name == AMPLITUDE_TASK else "during the evaluation")
         self.run.header(self._current_round or self._start_round).attach(data)
+        task = Task(task_name, data, timeout=self._train_timeout, result_received_cb=take)
+        task.before_task_sent_cb = self._expect_answer
         self.broadcast_and_wait(
-            task=Task(name=task_name, data=data, timeout=self._train_timeout, result_received_cb=take),
+            task=task,
             min_responses=needed,
             wait_time_after_min_received=self._wait_time_after_min_received,
             fl_ctx=fl_ctx,
@@ -290,7 +313,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 
     def _refuse(self, site: str, task_name: str, reason: str, fl_ctx: FLContext) -> None:
         self.run.refused[site] = reason
-        self.log_error(fl_ctx, f"{site}: answer to {task_name} refused: {reason}")
+        self.log_error(fl_ctx, f"{outside_text(site)}: answer to {task_name} refused: {reason}")
 
     def _note_failure(self, site: str, result: Shareable, fl_ctx: FLContext) -> bool:
         """Log and keep why a site could not do its task; True where it could not."""
@@ -298,7 +321,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             return False
         code, reason = read_error(result)
         self.run.refused[site] = f"{code}: {reason}"
-        self.log_error(fl_ctx, f"{site} failed: {code}: {reason}")
+        self.log_error(fl_ctx, f"{outside_text(site)} failed: {code}: {reason}")
         return True
 
 

@@ -20,6 +20,7 @@ from harmofl.experiment import Experiment, ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.approval import require_approval_of_running_job
 from harmofl.flare.filters import note_offer, note_run, require_filter
+from harmofl.flare.log_records import guard_log_records
 from harmofl.flare.log_streams import refuse_log_stream
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
 from harmofl.flare.received_amplitude import refuse_amplitude_task, refuse_other_amplitude
@@ -45,6 +46,7 @@ class HarmoFLExecutor(Executor):
             The packed result, TASK_UNKNOWN, TASK_ABORTED, or an error reply with a code and one line; the exception
             itself, which may name files, stays in the site's log.
         """
+        guard_log_records()
         if task_name not in (AMPLITUDE_TASK, TRAIN_TASK, EVALUATE_TASK):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:

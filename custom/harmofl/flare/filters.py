@@ -19,6 +19,7 @@ from harmofl.flare.progress import FINDINGS
 from harmofl.flare.site import SiteError, is_simulated, site_config, site_settings
 from harmofl.flare.site_settings import NoiseSettings
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, pack_error, pack_update, unpack_update
+from harmofl.sections import one_line
 
 if TYPE_CHECKING:
     from harmofl.flare.releases import Offer
@@ -86,7 +87,9 @@ class AmplitudeFilter(Filter):
             refuse_other_names(update.numbers, allowed_names(scope))
             if _form(shareable) == _form(pack_update(update)) and _all_numeric(update):
                 return update
-            FINDINGS.warning(f"{site}: an answer holds more than the contract knows: {_form(shareable)}")
+            FINDINGS.warning(
+                f"{site}: an answer holds more than the contract knows: {one_line(str(_form(shareable)), 2000)}"
+            )
         except (MessageError, SiteError) as error:
             FINDINGS.warning(f"{site}: an answer is not of the contract: {error}")
         raise RefusedAnswerError(

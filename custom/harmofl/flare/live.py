@@ -9,9 +9,11 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.state import write_text_atomically
+from harmofl.sections import one_line
 
 GROUP = "harmofl"
 FAILURE_FILE = "failure.txt"
+MOST_REASON = 2000  # letters of why a job failed, which names each missing site with its own reason
 
 
 def tell_progress(run: ServerRun, fl_ctx: FLContext) -> None:
@@ -58,7 +60,7 @@ def note_failure(folder: Path, reason: str) -> None:
     """Keep why the job failed beside its models, for whoever downloads it; the first reason is the one that counts."""
     path = folder / FAILURE_FILE
     if not path.exists():
-        write_text_atomically(reason + "\n", path)
+        write_text_atomically(one_line(reason, MOST_REASON) + "\n", path)
 
 
 def _worst(scores: dict[str, float | None]) -> list[Any] | None:

@@ -21,7 +21,7 @@ from harmofl.flare.site_settings import (
     SiteSettings,
     read_site_settings,
 )
-from harmofl.sections import ExperimentError
+from harmofl.sections import ExperimentError, one_line
 
 DATA_ROOT_VARIABLE = "HARMOFL_DATA_ROOT"
 STATE_ROOT_VARIABLE = "HARMOFL_STATE_ROOT"
@@ -32,7 +32,7 @@ class SiteError(RuntimeError):
 
     def __init__(self, code: str, message: str) -> None:
         """Keep both."""
-        super().__init__(message)
+        super().__init__(one_line(message))
         self.code = code
 
 

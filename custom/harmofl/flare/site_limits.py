@@ -80,7 +80,9 @@ def refuse_excess(site: SiteConfig, experiment: Experiment, sites: int | None) -
     """
     found = exceeded(site.limits, experiment, sites) if site.limits else []
     if found:
-        raise SiteError("limits", f"site {site.name} does not run this job: {'; '.join(map(str, found))}")
+        # the server shows 200 letters of it; preflight and bundle say the fix of each
+        told = "; ".join(f"{excess.setting} {excess.message}" for excess in found)
+        raise SiteError("limits", f"site {site.name} does not run this job: {told}; change it, or ask the hospital")
 
 
 def refuse_few_patients(site: SiteConfig, patients: int) -> None:

@@ -18,6 +18,7 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError
+from harmofl.sections import outside_text
 
 SCALARS = ("validation", "loss", "seconds", "bytes_sent")  # of each site; `validation_mean` of all
 ALL_SITES = "server"  # no site has FLARE's name of the server
@@ -57,7 +58,9 @@ class Tracking:
             sink.flush()
         except Exception as error:
             self._sink = None
-            _LOGGER.warning(f"tracking ends with round {record.round}: {type(error).__name__}: {error}")
+            _LOGGER.warning(
+                f"tracking ends with round {record.round}: {type(error).__name__}: {outside_text(str(error))}"
+            )
 
     def end(self, finished: bool) -> None:
         """Close the files."""
@@ -66,7 +69,7 @@ class Tracking:
             if sink is not None:
                 sink.end(finished)
         except Exception as error:
-            _LOGGER.warning(f"tracking could not be closed: {type(error).__name__}: {error}")
+            _LOGGER.warning(f"tracking could not be closed: {type(error).__name__}: {outside_text(str(error))}")
 
 
 def points(record: RoundRecord) -> Iterator[tuple[str, str, float]]:

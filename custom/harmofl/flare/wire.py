@@ -27,7 +27,8 @@ from harmofl.flare.amplitude_message import (
     pack_amplitude,
     read_amplitude,
 )
-from harmofl.flare.packed_arrays import PackedArrays
+from harmofl.flare.packed_arrays import LONGEST_NAME, PackedArrays, UnreadableArrays
+from harmofl.sections import outside_text
 
 Arrays = dict[str, np.ndarray]
 
@@ -35,6 +36,7 @@ _CODE, _REASON = "harmofl.code", "harmofl.reason"
 _WEIGHTS, _BEST = "weights", "best"
 _NUMBERS = "harmofl.numbers"
 _ANSWERS = (DataKind.METRICS, DataKind.APP_DEFINED, DataKind.WEIGHT_DIFF, DataKind.WEIGHTS, DataKind.COLLECTION)
+_MOST_KEYS, _MOST_VALUES, _DEEPEST = 1000, 1_000_000, 8  # of the numbers of one answer, far beyond any real ones
 _ERROR_FORMS = {_CODE: r"\w{1,60}", _REASON: r".{1,2000}"}  # one line
 
 
@@ -64,7 +66,7 @@ Code = Annotated[str, Field(pattern=r"^[a-z0-9_]{1,40}$")]
 class PooledScore(BaseModel):
     """A score over all images, as `harmofl.core.classification.Estimate` has it; patients are counts without names."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)
 
     value: float
     low: float
@@ -72,7 +74,7 @@ class PooledScore(BaseModel):
     n: Count
     patients: Count
     no_interval: Why | None
-    by_patient: list[tuple[Count, Count]]
+    by_patient: list[Annotated[tuple[Count, Count], Field(strict=False)]]  # a pair may arrive as a list
 
 
 class ReleasedSummary(BaseModel):
@@ -98,7 +100,7 @@ class SiteNumbers(BaseModel):
     left for the first time, were sent again, were held back.
     """
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = ConfigDict(extra="forbid", strict=True)  # strict: text that reads as a number is none
 
     cases: dict[Literal["training", "validation", "test"], Count] = {}
     skipped: dict[Code, Count] = {}
@@ -128,13 +130,36 @@ class SiteNumbers(BaseModel):
 
 
 def _check_numbers(numbers: Any) -> dict[str, Any]:
+    if too_much := _too_much(numbers):
+        raise MessageError(f"the answer's numbers cannot be used: {too_much}")
     try:
         SiteNumbers.model_validate(numbers)
     except ValidationError as error:
         problem = error.errors()[0]
-        key = ".".join(str(part) for part in problem["loc"][:1]) or "numbers"
-        raise MessageError(f"the answer's numbers cannot be used: {key}: {problem['msg']}") from None
+        key = outside_text(".".join(str(part) for part in problem["loc"][:1]) or "numbers")
+        raise MessageError(f"the answer's numbers cannot be used: {key}: {outside_text(problem['msg'])}") from None
     return dict(numbers)
+
+
+def _too_much(numbers: Any) -> str:
+    """Why numbers are more than an answer can have, before anything looks into them; empty where they are not."""
+    level, held = [numbers], 0
+    for _ in range(_DEEPEST):
+        inner: list[Any] = []
+        for value in level:
+            if isinstance(value, dict):
+                if len(value) > _MOST_KEYS or any(not isinstance(key, str) or len(key) > LONGEST_NAME for key in value):
+                    return f"more than {_MOST_KEYS} keys in one place, or a key that is no short text"
+                inner += value.values()
+            elif isinstance(value, list | tuple):
+                inner += value
+        held += len(inner)
+        if held > _MOST_VALUES:
+            return f"more than {_MOST_VALUES} values"
+        level = [value for value in inner if isinstance(value, dict | list | tuple)]
+        if not level:
+            return ""
+    return f"nested in more than {_DEEPEST} levels"
 
 
 def pack_model(message: ModelMessage) -> Shareable:
@@ -163,10 +188,8 @@ def unpack_model(shareable: Shareable) -> ModelMessage:
         raise MessageError("the task carries something else than weights")
     if _WEIGHTS not in parts:
         raise MessageError("the task carries no weights")
-    if not all(_are_arrays(parts[name].data) for name in (_WEIGHTS, _BEST) if name in parts):
-        raise MessageError("the task's weights are not arrays by name")
     best, amplitude = parts.get(_BEST), read_amplitude(parts.get(AMPLITUDE), of_site=False)
-    return ModelMessage(parts[_WEIGHTS].data, amplitude, best.data if best else None)
+    return ModelMessage(_arrays(parts[_WEIGHTS]), amplitude, _arrays(best) if best else None)
 
 
 def pack_update(message: UpdateMessage) -> Shareable:
@@ -199,16 +222,13 @@ def unpack_update(shareable: Shareable) -> UpdateMessage:
     Raises:
         MessageError: the answer has another form, or its weights are not differences.
     """
-    try:
-        outer = from_shareable(shareable)
-    except ValueError as error:
-        raise MessageError(f"the answer cannot be read ({error})") from None
+    outer = _outer(shareable)
     if outer.data_kind not in _ANSWERS:
-        raise MessageError(f"the answer is of kind {str(outer.data_kind)[:60]!r}, which no task of HarmoFL has")
+        raise MessageError(f"the answer is of kind '{outside_text(outer.data_kind)}', which no task of HarmoFL has")
     parts = _parts(shareable)
     weights = parts.get(_WEIGHTS)
     if weights is not None and weights.data_kind != DataKind.WEIGHT_DIFF:
-        raise MessageError(f"the answer holds {weights.data_kind}, not weight differences")
+        raise MessageError(f"the answer holds {outside_text(weights.data_kind)}, not weight differences")
     amplitude = read_amplitude(parts.get(AMPLITUDE), of_site=True)
     told = outer.get_meta_prop(_NUMBERS)
     if told is None:
@@ -217,7 +237,7 @@ def unpack_update(shareable: Shareable) -> UpdateMessage:
             "and the site's filters must leave them in"
         )
     numbers = _check_numbers(told)
-    return UpdateMessage(weights.data if weights else None, amplitude, numbers)
+    return UpdateMessage(_arrays(weights) if weights else None, amplitude, numbers)
 
 
 def in_exchange_type(difference: Arrays, exchange: str, statistics: frozenset[str] = frozenset()) -> Arrays:
@@ -264,17 +284,19 @@ def pack_error(shareable: Shareable) -> Shareable:
 
 
 def read_error(shareable: Shareable) -> tuple[str, str]:
-    """Code and line of an error answer; FLARE's return code where the site sent none."""
+    """Code and line of an error answer, printable; FLARE's return code where the site sent none."""
     returned = shareable.get_return_code()
     filtered = returned == ReturnCode.TASK_RESULT_FILTER_ERROR
     unsaid = "a privacy filter of the site let nothing out" if filtered else "no reason was sent"
     reason = shareable.get_header(_REASON) or f"{unsaid}; see the site's log"
-    return str(shareable.get_header(_CODE) or returned), str(reason)
+    return outside_text(shareable.get_header(_CODE) or returned), outside_text(reason)
 
 
 def round_of(shareable: Shareable) -> int | None:
-    """The round that an answer belongs to, from the cookie that FLARE returns unchanged."""
-    return shareable.get_cookie(AppConstants.CONTRIBUTION_ROUND)
+    """The round that an answer belongs to, from the cookie that FLARE returns unchanged; None where it is no number."""
+    jar = shareable.get_cookie_jar()
+    told = jar.get(AppConstants.CONTRIBUTION_ROUND) if isinstance(jar, dict) else None
+    return told if type(told) is int else None
 
 
 def payload_bytes(message: UpdateMessage) -> dict[str, int]:
@@ -287,13 +309,27 @@ def payload_bytes(message: UpdateMessage) -> dict[str, int]:
     }
 
 
-def _parts(shareable: Shareable) -> dict[str, DXO]:
+def _outer(shareable: Shareable) -> DXO:
+    """What a message holds.
+
+    Raises:
+        MessageError: it has another form.
+    """
     try:
         dxo = from_shareable(shareable)
-    except ValueError as error:
-        raise MessageError(f"the message cannot be read ({error})") from None
+    except Exception as error:  # FLARE looks into headers and content before it checks what they are
+        raise MessageError(f"the message cannot be read ({outside_text(str(error))})") from None
+    if not isinstance(dxo.data_kind, str) or not isinstance(dxo.meta, dict):
+        raise MessageError("the message cannot be read: its kind or its meta has another form")
+    return dxo
+
+
+def _parts(shareable: Shareable) -> dict[str, DXO]:
+    dxo = _outer(shareable)
+    if isinstance(dxo.data, UnreadableArrays):
+        raise MessageError(f"the message's arrays cannot be used: {dxo.data.problem}")
     if dxo.data_kind == DataKind.COLLECTION:
-        if not all(isinstance(part, DXO) for part in dxo.data.values()):
+        if not all(isinstance(part, DXO) and isinstance(part.data_kind, str) for part in dxo.data.values()):
             raise MessageError("a part of the message has another form")
         return dict(dxo.data)
     if dxo.data_kind in (DataKind.WEIGHTS, DataKind.WEIGHT_DIFF):
@@ -301,7 +337,17 @@ def _parts(shareable: Shareable) -> dict[str, DXO]:
     return {AMPLITUDE: dxo} if dxo.data_kind == DataKind.APP_DEFINED else {}
 
 
-def _are_arrays(data: Any) -> bool:
-    return isinstance(data, dict) and all(
-        isinstance(name, str) and isinstance(value, np.ndarray) for name, value in data.items()
-    )
+def _arrays(dxo: DXO) -> Arrays:
+    """The entries of a model or a difference; to be converted later, text or a list could take gigabytes.
+
+    Raises:
+        MessageError: an entry is no array; names it.
+    """
+    if isinstance(dxo.data, UnreadableArrays):
+        raise MessageError(f"the message's arrays cannot be used: {dxo.data.problem}")
+    if not isinstance(dxo.data, dict):
+        raise MessageError("the message's weights are not arrays by name")
+    for name, value in dxo.data.items():
+        if not isinstance(name, str) or not isinstance(value, np.ndarray | np.generic | int | float):
+            raise MessageError(f"entry {outside_text(name)} is {outside_text(type(value).__name__)}, no array")
+    return dict(dxo.data)

@@ -1,7 +1,7 @@
 """Which types an answer may hold: FLARE cannot take apart any other, and would wait for the round's time limit.
 
-Outside simulation FLARE ends the server's process of the job when it cannot decode an answer, so that one site would
-end the run for all. What a site cannot send is therefore refused at the site itself, by name.
+The server would refuse it as a whole (`harmofl.flare.site_messages`). What a site cannot send is therefore refused at
+the site itself, by name.
 """
 
 import re

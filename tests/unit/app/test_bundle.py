@@ -200,6 +200,6 @@ def test_a_pattern_of_the_job_is_for_simulated_runs_only(
     job: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     message = refused(job, tmp_path / "dist", capsys, "--set", "data.patient_pattern=^(P[0-9]+)")
-    assert "data.patient_pattern: a job's pattern would be run on file names of hospitals" in message
+    assert "data.patient_pattern: hospitals run no pattern of a job on file names" in message
     assert "choose data.patient_from" in message and "local/privacy.json" in message
     bundled(job, tmp_path / "dist", "--set", "data.patient_from=before_separator")

@@ -258,3 +258,17 @@ def test_a_kit_lets_check_read_as_its_site_does(
     set_privacy(site, patient_pattern="((a)+)+")
     assert run(own_root, job, "--kit", str(site)) == 2
     assert "--kit" in (said := capsys.readouterr().err) and "patient_pattern: repeats a group" in said
+
+
+def test_a_file_name_does_not_command_the_terminal(
+    own_root: Path, job: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    image = own_root / "HK" / "Case00.nii.gz"
+    image.rename(image.with_name("Case00\x1b[2J\u202e.nii.gz"))
+    run(own_root, job, "--site", "HK")
+    shown = capsys.readouterr()
+    assert "Case00?[2J?" in shown.out
+    assert all(line.isprintable() for line in (shown.out + shown.err).splitlines())
+    assert main(["check", f"{own_root}\x1b[31m\nx", "--job", str(job)]) != 0
+    shown = capsys.readouterr()
+    assert "?[31m" in shown.out + shown.err and "\x1b" not in shown.out + shown.err

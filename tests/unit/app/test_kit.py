@@ -217,3 +217,8 @@ def test_a_folder_with_the_files_of_two_kits_is_neither(site: Path) -> None:
         KitError, match=r"holds the startup files of several kits \(startup/fed_client.json, startup/fed_a"
     ):
         open_kit(site)
+
+
+def test_a_check_of_foreign_text_is_printable() -> None:
+    shown = str(Check("error", "meta.json", "scope a\x1b[2J\nerror: forged\u202e"))
+    assert shown == "error: meta.json: scope a?[2J error: forged?"

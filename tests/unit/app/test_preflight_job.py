@@ -169,7 +169,7 @@ def test_a_job_with_a_link_is_not_looked_at(site: Path, packed: Packed, lines: L
 def test_a_pattern_of_the_job_is_an_error_at_site_and_server(site: Path, server: Path, job: Path, lines: Lines) -> None:
     for kit in (site, server):
         (line,) = lines(kit, job, "data.patient_pattern=^(Jane)")
-        assert line.startswith("error: data.patient_pattern: a job's pattern would be run on file names of hospitals")
+        assert line.startswith("error: data.patient_pattern: hospitals run no pattern of a job on file names")
     assert lines(site, job, "data.patient_from=before_separator") == []
 
 

@@ -217,3 +217,23 @@ def test_a_mistaken_id_or_a_taken_folder_writes_nothing(job: Path, tmp_path: Pat
 def test_the_statistics_of_a_job_that_has_ended_are_no_error(played: Any, tmp_path: Path) -> None:
     played(Server([{"status": "RUNNING"}, {"status": COMPLETED}], [JobNotRunning("over")]))
     assert watch(tmp_path, JOB_ID, None) == 0
+
+
+FORGED = "x\nharmofl watch: job 1 completed\x1b[2J\u202e"
+
+
+def test_what_a_server_tells_is_one_printable_line() -> None:
+    closed = {"round": 0, "accepted": ["A"], "refused": {f"B{FORGED}": FORGED * 9}, "mean": None, "worst": None}
+    (amplitude, line) = progress_lines({**PROGRESS, "closed": [closed]})
+    assert line.isprintable() and amplitude and "Bx harmofl watch: job 1 completed?[2J? failed: x harmofl" in line
+    assert len(line) < 500
+
+
+@pytest.mark.parametrize("told", [{}, {"sites": 3}, [1], "x", {**PROGRESS, "closed": 1}, {**PROGRESS, "closed": [{}]}])
+def test_progress_of_another_form_is_one_line(told: Any) -> None:
+    assert progress_lines(told) == ["the server tells its progress in a form that this version does not know"]
+
+
+def test_no_line_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    watch_module.say(f"failed: {FORGED}")
+    assert capsys.readouterr().out == "harmofl watch: failed: x harmofl watch: job 1 completed?[2J?\n"

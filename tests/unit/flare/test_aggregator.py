@@ -112,7 +112,8 @@ def test_an_answer_of_another_kind_is_refused_by_that_kind(healthy, wire, kind):
     sent = wire(DXO(kind, data=difference(9.0), meta={"harmofl.numbers": {}}).to_shareable())
     sent.add_cookie(AppConstants.CONTRIBUTION_ROUND, 4)
     sent.set_peer_props({ReservedKey.IDENTITY_NAME: "B"})
-    assert refused(aggregator, run, context, sent) == f"the answer is of kind '{kind}', which no task of HarmoFL has"
+    reason = refused(aggregator, run, context, sent)
+    assert reason == f"the answer is of kind '{str.__str__(kind)}', which no task of HarmoFL has"
 
 
 def test_a10_a_refused_site_may_answer_again(healthy, answer):
@@ -122,15 +123,15 @@ def test_a10_a_refused_site_may_answer_again(healthy, answer):
     assert aggregate(aggregator, context)["w"].tolist() == [[3.0] * 3] * 2
 
 
-class Unreadable:
-    def __array__(self, dtype=None, copy=None):
+class Unreadable(dict):
+    def items(self):
         raise OSError("/data/patients/miller.nii.gz is gone")
 
 
 def test_a12_half_of_a_refused_contribution_does_not_stay(healthy):
     aggregator, run, context = healthy()
-    # not serialized: nothing like it survives the wire, but a decomposer may give a lazy reference
-    data = difference(9.0) | {"count": Unreadable()}
+    # not serialized: nothing like it survives the wire, but a decomposer may give something that reads late
+    data = Unreadable(difference(9.0))
     numbers = {"received_sha256": run.model_sha256, "images": 12}
     sent = DXO(DataKind.WEIGHT_DIFF, data=data, meta={"harmofl.numbers": numbers}).to_shareable()
     sent.add_cookie(AppConstants.CONTRIBUTION_ROUND, 4)

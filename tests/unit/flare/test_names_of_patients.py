@@ -135,13 +135,15 @@ def test_a_pattern_of_a_job_never_meets_a_file_name(
     started = time.monotonic()
     code, line = read_error(ask(written, volumes))
     assert code == "ExperimentError" and time.monotonic() - started < 5
-    assert line.startswith("site HK: data.patient_pattern: a job's pattern would be run on file names of hospitals")
+    assert line.startswith("site HK: data.patient_pattern: hospitals run no pattern of a job on file names")
     assert "data.patient_from" in line and "local/privacy.json" in line
 
 
 def test_the_server_refuses_it_before_any_site_is_asked(written: dict[str, Any], tmp_path: Path) -> None:
     set_key(written, "data.patient_pattern", "^(Ja)")
-    with pytest.raises(ExperimentError, match=r"data\.patient_pattern: a job's pattern would be run on file names"):
+    with pytest.raises(
+        ExperimentError, match=r"data\.patient_pattern: hospitals run no pattern of a job on file names"
+    ):
         open_run(hospital(tmp_path, "job", written, False, {}), ["HK"])
 
 

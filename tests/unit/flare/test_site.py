@@ -171,3 +171,9 @@ def test_the_server_of_a_simulation_knows_the_sites_roots(context: Any, monkeypa
     assert simulated_data_root("UCL", context(simulated=True)) is None
     monkeypatch.setenv("HARMOFL_DATA_ROOT", "/data")
     assert simulated_data_root("UCL", context(simulated=False)) is None
+
+
+def test_the_line_of_a_site_is_printable():
+    # the hash of an experiment comes from the server
+    line = str(SiteError("experiment_differs", "the server resolves a\n2026-11-30 - INFO - forged\x1b[2J"))
+    assert line == "the server resolves a 2026-11-30 - INFO - forged?[2J"

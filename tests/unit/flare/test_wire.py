@@ -10,6 +10,7 @@ from nvflare.apis.shareable import Shareable, make_reply
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.fuel.utils import fobs
 
+from harmofl.flare.packed_arrays import PackedArraysDecomposer
 from harmofl.flare.task_header import TaskHeader, read_header
 from harmofl.flare.wire import (
     AmplitudeStatistic,
@@ -291,3 +292,17 @@ def test_running_statistics_are_not_rounded():
 def test_a_change_beyond_float16_is_named_and_not_sent(weights):
     with pytest.raises(MessageError, match=r"changed scale by 7e\+04, float16 ends at 65504; set federation.exchange"):
         in_exchange_type(weights | {"scale": np.array(-7e4, np.float32)}, "float16")
+
+
+def test_a_server_whose_arrays_contradict_themselves_is_refused_at_the_site(weights, wire, monkeypatch):
+    honest = PackedArraysDecomposer.decompose
+
+    def hostile(self, target, manager=None):
+        told = honest(self, target, manager)
+        told["entries"][0][1] = ["a", 300_000_000]
+        return told
+
+    monkeypatch.setattr(PackedArraysDecomposer, "decompose", hostile)
+    received = wire(pack_model(ModelMessage(weights, AMPLITUDE)))
+    with pytest.raises(MessageError, match="entry w has a shape that is no list of sizes"):
+        unpack_model(received)
