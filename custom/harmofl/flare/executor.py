@@ -15,7 +15,7 @@ from nvflare.apis.signal import Signal
 
 import harmofl
 from harmofl.data.findings import count_text
-from harmofl.experiment import ExperimentError
+from harmofl.experiment import RULES, ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.filters import note_run, require_filter
 from harmofl.flare.progress import FINDINGS, PROGRESS, show_progress_on_console
@@ -90,7 +90,7 @@ class HarmoFLExecutor(Executor):
             raise SiteError(
                 "experiment_differs",
                 f"site {site.name} resolves experiment {experiment.hash}, the server {header.experiment_hash}; "
-                "both need the same job and the same harmofl version",
+                f"both need the same job and the same harmofl version (rules here: {_rules_text()})",
             )
         if not is_outside(experiment.task):  # that of somebody else may use any part of MONAI
             import_lean_monai()
@@ -174,6 +174,10 @@ class HarmoFLExecutor(Executor):
         trace = "\n" + "".join(traceback.format_exception(error)) if unexpected else ""
         level = logging.ERROR if is_simulated(fl_ctx) else logging.WARNING
         FINDINGS.log(level, f"{fl_ctx.get_identity_name()}: {error}{trace}")
+
+
+def _rules_text() -> str:
+    return ", ".join(f"{name} {number}" for name, number in RULES.items())
 
 
 def _demo_difference(site: str, server_demo: bool) -> str:

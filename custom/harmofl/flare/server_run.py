@@ -19,7 +19,7 @@ from harmofl.core.server_rules import ServerRule
 from harmofl.core.training import state_arrays
 from harmofl.data.findings import SharedFolderError, count_text
 from harmofl.evidence.results import RoundRecord
-from harmofl.experiment import Experiment, ExperimentError
+from harmofl.experiment import Experiment, ExperimentError, rules_problem
 from harmofl.flare.server_store import BEST_MODEL, checkpoint_path, lock_run, store_of
 from harmofl.flare.site import (
     is_simulated,
@@ -69,7 +69,7 @@ class ServerRun:
     model_sha256: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
-    task_begun: float = field(default_factory=time.monotonic)
+    task_begun: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - read when called
     closed: list[float] = field(default_factory=list)
     phase: str = ""
     waiting: set[str] = field(default_factory=set)
@@ -203,8 +203,13 @@ class ServerRun:
         """Take over what a checkpoint kept.
 
         Raises:
-            ExperimentError: the checkpoint belongs to another experiment.
+            ExperimentError: the checkpoint belongs to another experiment, or was made by other rules.
         """
+        if problem := rules_problem(checkpoint.rules):
+            raise ExperimentError(
+                f"federation.resume_from: the checkpoint was {problem}; start a new run, or go on with the harmofl "
+                "version that made it"
+            )
         if checkpoint.experiment_hash != self.experiment.hash:
             raise ExperimentError(
                 f"federation.resume_from: the checkpoint was made by experiment {checkpoint.experiment_hash} "
