@@ -13,7 +13,18 @@ from harmofl.patient_names import FORMS, MOST_CHARACTERS, patient_in, pattern_pr
 from harmofl.sections import ExperimentError, Section, fill, first_problem, nearest, parse_json, set_key
 
 FILE_NAME = "experiment.json"
-LEFT_OUT_AT_DEFAULT: dict[str, Any] = {"data.patient_from": "name"}  # newer settings: the hash of before at this value
+# By `section.key` the default of each setting that came later and changes nothing there: it enters the hash only where
+# it has another value, so that the hashes of experiments from before it stay what they were.
+LEFT_OUT_AT_DEFAULT: dict[str, Any] = {"data.patient_from": "name"}
+# What settings do not say and yet decides what is learned, or from whom. Raise a number with every such change: it
+# enters every hash, and a run, a checkpoint or a site's state of another number is refused by name. Whatever was made
+# before the numbers has 1 of each.
+RULES: dict[str, int] = {
+    "split": 2,  # which patients train: 1 missed the shares at small sites; 2 keeps them within one patient
+    "reading": 2,  # voxels, pixels and targets of files: 1 took MONAI's affines and guessed masks; 2 takes nibabel's
+    "amplitude": 2,  # statistics of images: 1 had images without contrast in them; 2 leaves these out
+    "training": 2,  # order, augmentation, steps: 1 drew all from one generator; 2 has one for each purpose
+}
 
 LONGEST_WAIT = 366 * 24 * 3600  # seconds
 LARGEST_FILE = 1_000_000  # bytes of an experiment.json; those of the project have 2,000
@@ -203,19 +214,35 @@ class Experiment(Section):
         """First 16 hex digits of the SHA-256 over the settings that decide the result.
 
         Paths, time limits and where curves go do not; nor do the demo's overrides, which are in the other settings
-        where they count.
+        where they count. `RULES` do, and settings of `LEFT_OUT_AT_DEFAULT` where they have another value.
         """
         left_out = {
             "data": {"simulated_root"},
             "federation": {"resume_from", "round_timeout", "straggler_wait", "tracking"},
             "demo": {"overrides"},
         }
-        settings = self.model_dump(mode="json", exclude=left_out)
+        settings = self.model_dump(mode="json", exclude=left_out) | {"rules": RULES}
         for key, default in LEFT_OUT_AT_DEFAULT.items():
-            section, _, name = key.partition(".")
-            if settings[section][name] == default:
-                del settings[section][name]
+            section, _, name = key.rpartition(".")
+            place = settings[section] if section else settings
+            if place[name] == default:
+                del place[name]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def rules_problem(made: Mapping[str, int]) -> str:
+    """How what was made by some rules differs from what this version makes, empty where it does not.
+
+    Args:
+        made: by name of the rule its number, as in `RULES`; 1 where none is given.
+    """
+    own = {name: RULES.get(name) for name in sorted(RULES.keys() | made.keys())}
+    other = {name: made.get(name, 1) for name, number in own.items() if made.get(name, 1) != number}
+    if not other:
+        return ""
+    has = {name: RULES.get(name, "none") for name in other}
+    words = [", ".join(f"{name} rule {number}" for name, number in held.items()) for held in (other, has)]
+    return f"made by {words[0]}; this version of harmofl has {words[1]}"
 
 
 def read_settings(path: Path, shown: str | None = None) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from tests.benchmarks.rows import Row
 
-PARTS = ("amplitude", "training", "federation", "data", "start")
+PARTS = ("amplitude", "training", "federation", "bounds", "data", "start")
 LONG = ("simulated_sites",)  # a quarter of an hour: only where it is named
 HEAD = "| what | target | measured | limit | noise | |\n|---|---|---|---|---|---|"
 

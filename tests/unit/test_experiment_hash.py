@@ -4,6 +4,7 @@ import copy
 import json
 from typing import Any
 
+from harmofl import experiment as experiment_module
 from harmofl.experiment import Experiment, resolve, set_key
 
 
@@ -120,6 +121,44 @@ def test_the_hash_does_not_depend_on_the_order_of_keys(written):
 def test_the_hash_is_the_same_whether_defaults_are_written_or_left_out(written):
     assert resolve(changed(written, "training.momentum", 0.9)).hash == resolve(written).hash
     assert resolve(written).hash != resolve(changed(written, "training.momentum", 0.8)).hash
+
+
+def test_the_hash_changes_with_every_rule(written, monkeypatch):
+    hashes = {resolve(written).hash}
+    for name in experiment_module.RULES:
+        monkeypatch.setitem(experiment_module.RULES, name, experiment_module.RULES[name] + 1)
+        hashes.add(resolve(written).hash)
+    assert len(hashes) == len(experiment_module.RULES) + 1 > 2
+
+
+def test_a_later_setting_enters_the_hash_only_beside_its_default(written, monkeypatch):
+    """Two settings stand in for later ones: the hash at their defaults is that of experiments without the keys."""
+    later = {"training.momentum": 0.9, "seed": 0}
+    before = [resolve(changed(written, key, value)).hash for key, value in later.items()]
+    dumped = Experiment.model_dump
+
+    def earlier(experiment, **given):
+        settings = dumped(experiment, **given)
+        del settings["training"]["momentum"], settings["seed"]
+        return settings
+
+    with monkeypatch.context() as version:
+        version.setattr(Experiment, "model_dump", earlier)
+        old = resolve(written).hash
+    assert old not in before
+    monkeypatch.setattr(experiment_module, "LEFT_OUT_AT_DEFAULT", later)
+    assert resolve(written).hash == old
+    others = {resolve(changed(written, key, value)).hash for key, value in (("training.momentum", 0.8), ("seed", 1))}
+    assert len(others) == 2 and old not in others
+
+
+def test_what_is_left_out_at_its_default_is_a_setting_with_that_default(written):
+    settings = resolve(written).model_dump(mode="json")
+    for key, default in experiment_module.LEFT_OUT_AT_DEFAULT.items():
+        section, _, name = key.rpartition(".")
+        model = Experiment.model_fields[section].annotation if section else Experiment
+        assert name in (settings[section] if section else settings)
+        assert model.model_fields[name].get_default(call_default_factory=True) == default
 
 
 def test_the_hash_is_16_hex_digits(written):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harmofl.app.comparison_folder import hold_folder, usable_output
-from harmofl.app.grid import Cell, Grid, finished_record, run_cells, spoken
+from harmofl.app.grid import Cell, Grid, cells_of_other_rules, finished_record, run_cells, spoken
 from harmofl.app.grid_plan import Request, plan_grid, resolved
 from harmofl.app.job import Job, JobError, read_job
 from harmofl.app.simulate import missing_folders, placed
@@ -61,6 +61,8 @@ def compare(request: Request) -> int:
 
 def _run_open_cells(grid: Grid, processes: int | None, roots: Mapping[str, Path], output: Path) -> dict[str, str]:
     """Run the cells that are not finished; returns by the cell's name why it failed."""
+    for line in cells_of_other_rules(output):
+        _say(line)
     for problem in grid.not_left_out.values():
         _say(f"--leave-one-site-out: {problem}, so it is not scored there")
     open_cells = [cell for cell in grid.cells if finished_record(cell.plan) is None]

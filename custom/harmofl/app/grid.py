@@ -9,12 +9,15 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import SpawnProcess
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harmofl.app.cell import FAILURE_FILE, CellPlan, run_cell
+from harmofl.app.comparison_folder import CELLS
+from harmofl.data.findings import count_text
 from harmofl.evidence.comparison import CELL_FILE, CellRecord, Use, read_cell
 from harmofl.evidence.results import ResultsError
-from harmofl.experiment import Experiment
+from harmofl.experiment import Experiment, rules_problem
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -91,6 +94,19 @@ def finished_record(plan: CellPlan) -> CellRecord | None:
     except ResultsError:
         return None
     return record if record.key == plan.key else None
+
+
+def cells_of_other_rules(output: Path) -> list[str]:
+    """A line for each way in which cells of an earlier version were made otherwise: they are run again, not used."""
+    found: dict[str, int] = {}
+    for path in sorted((output / CELLS).glob(f"*/{CELL_FILE}")):
+        try:
+            problem = rules_problem(read_cell(path).key.rules)
+        except ResultsError:
+            continue
+        if problem:
+            found[problem] = found.get(problem, 0) + 1
+    return [f"{count_text(count, 'cell')} here not used: {problem}" for problem, count in found.items()]
 
 
 def run_cells(cells: Sequence[Cell], at_a_time: int, say: Callable[[str], None]) -> dict[str, str]:

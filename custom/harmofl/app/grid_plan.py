@@ -13,7 +13,7 @@ from harmofl.app.comparison_folder import CELLS
 from harmofl.app.grid import Cell, Grid, Sweep, variations
 from harmofl.app.job import Job, JobError
 from harmofl.evidence.comparison import CellKey, Use, distinct, value_text
-from harmofl.experiment import Experiment, parse_assignment
+from harmofl.experiment import RULES, Experiment, parse_assignment
 from harmofl.methods import method_overrides
 from harmofl.sections import parse_json
 
@@ -62,6 +62,7 @@ def plan_grid(job: Job, base: Experiment, request: Request, roots: Mapping[str, 
             data=data,
             sites=sorted(job.sites),
             left_out=use.left_out,
+            rules=dict(RULES),
         )
         without = f"_without_{use.left_out}" if use.left_out else ""
         name = f"{experiment.method}_seed{use.seed}{without}_{experiment.hash[:8]}"

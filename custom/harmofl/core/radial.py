@@ -31,6 +31,14 @@ def bin_count(height: int, width: int) -> int:
     return 2 * _octaves(height, width) - 1
 
 
+def bin_sizes(height: int, width: int) -> Tensor:
+    """Number of coefficients of the whole plane, DC left out, in every bin, (bins,) float64; 0 in an empty one."""
+    bins = _radial_bins(height, width, torch.device("cpu"))
+    sizes = torch.zeros(len(bins.sizes), dtype=torch.float64)
+    number = torch.repeat_interleave(torch.arange(len(bins.sizes)), torch.tensor(bins.sizes))
+    return sizes.index_add_(0, number, bins.weights.double())
+
+
 def log_profile(amplitude: Tensor, height: int, width: int) -> Tensor:
     """Logarithm of the mean orthonormal amplitude in every bin; empty bins take the nearest one (lower on a tie).
 

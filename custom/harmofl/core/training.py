@@ -191,7 +191,9 @@ def _finished(losses: list[Tensor], skipped: int, images: int) -> RoundResult:
             f"none of {skipped} steps had finite loss and gradients above 0; lower training.learning_rate, or, where "
             "the loss is 0, do the targets hold anything that counts?"
         )
-    return RoundResult(len(losses), skipped, images, float(torch.stack(losses).nanmean()))
+    every = torch.stack(losses)
+    # a step whose loss is not finite was skipped, and says nothing of the others
+    return RoundResult(len(losses), skipped, images, float(torch.where(every.isfinite(), every, torch.nan).nanmean()))
 
 
 def _augmented_batches(

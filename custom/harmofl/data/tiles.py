@@ -68,6 +68,15 @@ def tile_starts(length: int, size: int) -> list[int]:
     return [*range(0, length - size, size), max(length - size, 0)]
 
 
+def most_tiles(pixels: int, size: int) -> int:
+    """Return how many tiles an image of at most so many pixels gives at most, whatever its shape: a row of pixels does.
+
+    With a and b pixels along the edges there are ceil(a / s) ceil(b / s) tiles. Where a <= s that is ceil(b / s), most
+    for a = 1. Where both are larger, each factor is below twice its fraction: 4 a b / s^2, less than a b / s for s > 4.
+    """
+    return -(-pixels // size)
+
+
 def image_tensor(picture: NDArray[np.uint8]) -> Tensor:
     """Return a picture (H, W, 3) uint8 as (3, H, W) float32 in 0..1."""
     return torch.from_numpy(np.ascontiguousarray(picture)).permute(2, 0, 1).float() / 255

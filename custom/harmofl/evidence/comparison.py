@@ -32,6 +32,7 @@ class CellKey(Record):
     data: str
     sites: list[str]
     left_out: str | None
+    rules: dict[str, int] = {}
 
 
 class SiteScores(Record):

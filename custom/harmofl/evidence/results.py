@@ -180,6 +180,7 @@ class Results(Record):
     model_sha256: dict[str, str]
     versions: dict[str, str]
     seconds: float
+    rules: dict[str, int] = {}
 
 
 def privacy_sentence(senders: Sequence[str], noise: Mapping[str, NoiseStatement]) -> str:

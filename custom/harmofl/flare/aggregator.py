@@ -14,7 +14,9 @@ from harmofl.core.server_rules import RoundMean
 from harmofl.core.spectra import statistic_shape
 from harmofl.evidence.results import NoiseStatement
 from harmofl.experiment import Experiment
+from harmofl.flare.claims import check_amplitude, check_numbers, note_counts
 from harmofl.flare.server_run import ServerRun, current_run
+from harmofl.flare.task_header import TRAIN_TASK
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, payload_bytes, round_of, unpack_update
 from harmofl.sections import outside_text
 from harmofl.tasks import load_task
@@ -130,12 +132,14 @@ class HarmoFLAggregator(Aggregator):
         if trained != run.model_sha256:
             # a difference to another base would move the global model to nowhere
             raise MessageError("the site did not train the model that was sent in this round")
+        check_numbers(site, update, run, TRAIN_TASK)
         if self._mean is None:
             self._mean = run.rule.open_round(fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
         amplitude = update.amplitude if run.estimates_in_first_round and run.amplitude is None else None
         if amplitude is not None:
             self._amplitude = self._amplitude or AmplitudeGathering(run.experiment)
             self._amplitude.check(amplitude)
+            check_amplitude(amplitude, update, run)
         if update.difference is not None:
             self._mean.add(update.difference, contribution_weight(update, run), taken_steps(update))
         if amplitude is not None and self._amplitude is not None:
@@ -143,6 +147,7 @@ class HarmoFLAggregator(Aggregator):
         self.accepted.append(site)
         run.count_bytes(site, payload_bytes(update))
         run.numbers[site] = update.numbers
+        note_counts(site, update, run)
 
     def _refuse(self, site: str, reason: str, run: ServerRun, fl_ctx: FLContext) -> bool:
         self.log_error(fl_ctx, f"{outside_text(site)}: contribution refused: {reason}")

@@ -23,6 +23,7 @@ from harmofl.core.aggregation import ContributionError
 from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering
+from harmofl.flare.claims import check_amplitude, check_numbers, note_counts
 from harmofl.flare.live import note_failure, tell_progress
 from harmofl.flare.method_notes import amplitude_notes, method_notes
 from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at_the_end
@@ -210,13 +211,18 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         silent: set[str] = set()
 
         def received(site: str, update: UpdateMessage) -> bool:
-            self.run.count_bytes(site, payload_bytes(update))
+            check_numbers(site, update, self.run, AMPLITUDE_TASK)
             if update.amplitude is None:
+                self.run.count_bytes(site, payload_bytes(update))
                 self.log_warning(fl_ctx, f"{site}: sends no amplitude; it trains with the global one")
                 self.run.refused[site] = "sent none"
                 silent.add(site)
                 return len(silent) <= self.run.silent_sites_to_spare
+            gathering.check(update.amplitude)
+            check_amplitude(update.amplitude, update, self.run)
             gathering.add(site, update.amplitude)
+            self.run.count_bytes(site, payload_bytes(update))
+            note_counts(site, update, self.run)
             return True
 
         needed = self.run.needed_sites(with_amplitude=True)
@@ -254,6 +260,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         task_data = pack_model(ModelMessage(weights, run.amplitude, best_weights(run)))
 
         def received(site: str, update: UpdateMessage) -> bool:
+            check_numbers(site, update, run, EVALUATE_TASK)
             run.count_bytes(site, payload_bytes(update))
             answers[site] = update
             return True

@@ -16,7 +16,7 @@ from nvflare.apis.signal import Signal
 
 import harmofl
 from harmofl.data.findings import count_text
-from harmofl.experiment import Experiment, ExperimentError
+from harmofl.experiment import RULES, Experiment, ExperimentError
 from harmofl.flare.allowed_names import allowed_names, refuse_other_names
 from harmofl.flare.approval import require_approval_of_running_job
 from harmofl.flare.filters import note_offer, note_run, require_filter
@@ -131,7 +131,7 @@ class HarmoFLExecutor(Executor):
             raise SiteError(
                 "experiment_differs",
                 f"site {site.name} resolves experiment {experiment.hash}, the server {header.experiment_hash}; "
-                "both need the same job and the same harmofl version",
+                f"both need the same job and the same harmofl version (rules here: {_rules_text()})",
             )
         if experiment.federation.pooled_data and not site.simulated:
             raise SiteError("pooled_data", f"site {site.name} takes no part in training on pooled data")
@@ -206,6 +206,10 @@ class HarmoFLExecutor(Executor):
         trace = "\n" + "".join(traceback.format_exception(error)) if unexpected else ""
         level = logging.ERROR if is_simulated(fl_ctx) else logging.WARNING
         FINDINGS.log(level, f"{fl_ctx.get_identity_name()}: {error}{trace}")
+
+
+def _rules_text() -> str:
+    return ", ".join(f"{name} {number}" for name, number in RULES.items())
 
 
 def _demo_difference(site: str, server_demo: bool) -> str:

@@ -12,12 +12,21 @@ from harmofl.core.training import arrays_sha256
 from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
 from harmofl.flare.aggregator import AmplitudeGathering, contribution_weight, taken_steps
+from harmofl.flare.claims import check_amplitude, check_numbers, note_counts
 from harmofl.flare.participant import Participant
 from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at_the_end
 from harmofl.flare.record import close_round, mean_validation, write_evidence
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.site import SiteConfig, SiteError
-from harmofl.flare.wire import Arrays, ModelMessage, UpdateMessage, payload_bytes
+from harmofl.flare.wire import (
+    AMPLITUDE_TASK,
+    EVALUATE_TASK,
+    TRAIN_TASK,
+    Arrays,
+    ModelMessage,
+    UpdateMessage,
+    payload_bytes,
+)
 
 
 @dataclass(frozen=True)
@@ -119,7 +128,7 @@ class InProcessFederation:
         """Freeze the mean of the amplitudes that sites measure before training."""
         updates = {site: self.participants[site].estimate_amplitude() for site in self.run_state.expected}
         for site, update in updates.items():
-            self.run_state.count_bytes(site, payload_bytes(update))
+            self._take(site, update, AMPLITUDE_TASK)
         self._freeze(updates)
 
     def train_round(self, round_number: int) -> dict[str, Arrays]:
@@ -130,9 +139,9 @@ class InProcessFederation:
         updates = {site: self.participants[site].train(round_number, received, run.best_round) for site in run.expected}
         mean = run.rule.open_round(self.weights)
         for site, update in updates.items():
+            self._take(site, update, TRAIN_TASK)
             if update.difference is not None:  # of pooled data one site trains
                 mean.add(update.difference, contribution_weight(update, run), taken_steps(update))
-            run.count_bytes(site, payload_bytes(update))
             run.numbers[site] = update.numbers
         if run.estimates_in_first_round and run.amplitude is None:
             self._freeze(updates)
@@ -142,10 +151,16 @@ class InProcessFederation:
         self.weights = run.rule.next_model(self.weights, mean.mean())
         return {site: update.difference for site, update in updates.items() if update.difference is not None}
 
+    def _take(self, site: str, update: UpdateMessage, task_name: str) -> None:
+        check_numbers(site, update, self.run_state, task_name)
+        note_counts(site, update, self.run_state)
+        self.run_state.count_bytes(site, payload_bytes(update))
+
     def _freeze(self, updates: Mapping[str, UpdateMessage]) -> None:
         run, gathering = self.run_state, AmplitudeGathering(self.experiment)
         for site, update in updates.items():
             if update.amplitude is not None:
+                check_amplitude(update.amplitude, update, run)
                 gathering.add(site, update.amplitude)
         needed = self.experiment.amplitude.minimum_sites
         if len(gathering.sites) < needed:
@@ -168,7 +183,7 @@ class InProcessFederation:
         task = self._final_task()
         answers = {site: self.participants[site].evaluate(task, run.best_round) for site in run.expected}
         for site, answer in answers.items():
-            run.count_bytes(site, payload_bytes(answer))
+            self._take(site, answer, EVALUATE_TASK)
         validation = {site: answer.numbers.get("validation") for site, answer in answers.items()}
         save_at_the_end(self.weights, run, validation, self.experiment.federation.rounds)
         write_evidence(run, {site: answer.numbers for site, answer in answers.items()})

@@ -45,6 +45,7 @@ from harmofl.flare.progress import FINDINGS, SiteLogger, log_findings
 from harmofl.flare.released_scores import released_scores, released_validation
 from harmofl.flare.releases import Offer
 from harmofl.flare.round_start import RoundStart, failed_to_compile, round_optimizer, round_settings
+from harmofl.flare.rule_memory import refuse_other_rules
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.site_limits import limits_in_force, refuse_few_patients
 from harmofl.flare.split_memory import changed_split, open_with_kept_split
@@ -77,10 +78,14 @@ class Participant:
             should_stop: asked between batches.
             logger: this site's.
             pool: in a run on pooled data the data root of every site by name, None for demo data; the first trains.
+
+        Raises:
+            SiteError: this site's state of the run was made by other rules, see `harmofl.experiment.RULES`.
         """
         self._experiment, self._pool = experiment, dict(pool or {})
         self._site, self._run_id = site, run_id
         self._state = SiteState(site.state_root / "state", run_id)
+        refuse_other_rules(self._state)
         self._should_stop = should_stop
         self._logger = SiteLogger(logger, site.name)
         self._task = load_task(experiment)

@@ -13,6 +13,7 @@ from nvflare.app_common.app_constant import AppConstants
 from harmofl.core.best_round import scores_higher
 from harmofl.core.partition import select
 from harmofl.evidence.results import RoundRecord
+from harmofl.experiment import RULES
 from harmofl.flare.record import mean_validation
 from harmofl.flare.server_run import ServerRun, current_run
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL, checkpoint_path
@@ -96,6 +97,7 @@ def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_roun
         model={name: torch.as_tensor(np.asarray(value)) for name, value in run.whole_model(weights).items()},
         experiment=run.experiment.model_dump(mode="json"),
         experiment_hash=run.experiment.hash,
+        rules=dict(RULES),
         run_id=run.run_id,
         next_round=next_round,
         amplitude=None if amplitude is None else torch.as_tensor(amplitude.values),

@@ -27,6 +27,7 @@ from harmofl.evidence.results import (
     privacy_sentence,
 )
 from harmofl.evidence.score_summaries import summary_as_sent, summary_of_cases, summary_of_images
+from harmofl.experiment import RULES
 from harmofl.flare.method_notes import amplitude_notes, method_notes, privacy_note
 from harmofl.flare.progress import PROGRESS
 from harmofl.flare.server_run import ServerRun
@@ -142,6 +143,7 @@ def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
         model_sha256={name: _sha256(run.folder / name) for name in _model_files(run)},
         versions={**{name: _version(name) for name in _PACKAGES}, "python": platform.python_version()},
         seconds=round(time.monotonic() - run.started, 1),
+        rules=dict(RULES),
     )
 
 

@@ -19,7 +19,7 @@ from harmofl.core.server_rules import ServerRule
 from harmofl.core.training import state_arrays
 from harmofl.data.findings import SharedFolderError, count_text
 from harmofl.evidence.results import RoundRecord
-from harmofl.experiment import Experiment, ExperimentError
+from harmofl.experiment import Experiment, ExperimentError, rules_problem
 from harmofl.flare.run_owner import owner_of_resumed, submitter_of, write_owner
 from harmofl.flare.server_store import BEST_MODEL, checkpoint_path, lock_run, store_of
 from harmofl.flare.site import (
@@ -64,12 +64,14 @@ class ServerRun:
     best_scores: dict[str, float] = field(default_factory=dict)  # by site
     final_validation: dict[str, float | None] = field(default_factory=dict)
     rounds: list[RoundRecord] = field(default_factory=list)
-    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)
+    numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # by site, of its last accepted round
+    first_counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by site, what it said at first in this run
     bytes_sent: dict[str, dict[str, int]] = field(default_factory=dict)
     last_bytes: dict[str, int] = field(default_factory=dict)
     model_sha256: str = ""
     refused: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
+    task_begun: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - read when called
     closed: list[float] = field(default_factory=list)
     phase: str = ""
     waiting: set[str] = field(default_factory=set)
@@ -149,7 +151,7 @@ class ServerRun:
 
     def begin(self, phase: str) -> None:
         """A task goes out to all sites; `phase` says when, for a line about a job that ends in it."""
-        self.phase, self.waiting = phase, set(self.expected)
+        self.phase, self.waiting, self.task_begun = phase, set(self.expected), time.monotonic()
         self.refused.clear()
         self._note_waiting()
 
@@ -201,6 +203,7 @@ class ServerRun:
             "rounds": [record.model_dump() for record in self.rounds],
             "bytes_sent": self.bytes_sent,
             "numbers": self.numbers,
+            "first_counts": self.first_counts,
             "amplitude_patients": self.amplitude_patients,
             "amplitude_noise": self.amplitude_noise,
         }
@@ -209,8 +212,13 @@ class ServerRun:
         """Take over what a checkpoint kept.
 
         Raises:
-            ExperimentError: the checkpoint belongs to another experiment.
+            ExperimentError: the checkpoint belongs to another experiment, or was made by other rules.
         """
+        if problem := rules_problem(checkpoint.rules):
+            raise ExperimentError(
+                f"federation.resume_from: the checkpoint was {problem}; start a new run, or go on with the harmofl "
+                "version that made it"
+            )
         if checkpoint.experiment_hash != self.experiment.hash:
             raise ExperimentError(
                 f"federation.resume_from: the checkpoint was made by experiment {checkpoint.experiment_hash} "
@@ -226,6 +234,7 @@ class ServerRun:
         self.rounds = [RoundRecord.model_validate(record) for record in kept["rounds"]]
         self.best_scores = _best_scores(kept, self)
         self.bytes_sent, self.numbers = kept["bytes_sent"], kept["numbers"]
+        self.first_counts = kept.get("first_counts", {})
         self.amplitude_patients = kept.get("amplitude_patients", {})
         self.amplitude_noise = kept.get("amplitude_noise", {})
         if checkpoint.server_moments:

@@ -46,6 +46,7 @@ class _Content(BaseModel):
     amplitude_sites: list[str]
     record: JsonObject
     server_moments: dict[str, dict[str, Tensor]] = {}  # no file of a version before FedAdam has them
+    rules: dict[str, Whole] = {}  # nor does one from before rules had numbers
 
 
 class StateError(RuntimeError):
@@ -117,6 +118,11 @@ class SiteState:
     def holds_anything(self) -> bool:
         """Whether something of this run is kept here."""
         return self._folder.is_dir() and any(self._folder.iterdir())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing was kept of this run yet."""
+        return not any(self._folder.glob("*.pt"))
 
     def save_round(self, round_number: int, content: dict[str, Any]) -> None:
         """Keep what follows from having finished `round_number`, and forget all but two generations."""
@@ -198,6 +204,7 @@ class Checkpoint:
     amplitude_sites: tuple[str, ...]
     record: dict[str, Any]
     server_moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    rules: dict[str, int] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
         """Write atomically; loads with torch.load(weights_only=True), weights under the key `model`."""
@@ -213,6 +220,7 @@ class Checkpoint:
             "amplitude_sites": list(self.amplitude_sites),
             "record": json.dumps(self.record),
             "server_moments": self.server_moments,
+            "rules": self.rules,
         }
         save_atomically({"model": self.model, "harmofl": notes}, path)
         path.chmod(0o644)  # a model is shared; a site's state is not
@@ -231,7 +239,7 @@ class Checkpoint:
         if not isinstance(notes, dict) or type(notes.get("format")) is not int or notes["format"] != _FORMAT:
             raise StateError(f"{path.name}: not a HarmoFL checkpoint of format {_FORMAT}")
         held = {**notes, "model": content["model"]} if "model" in content else notes
-        missing = sorted(_Content.model_fields.keys() - held.keys() - {"server_moments"})
+        missing = sorted(_Content.model_fields.keys() - held.keys() - {"server_moments", "rules"})
         if missing:
             raise StateError(f"{path.name}: the checkpoint lacks {', '.join(missing)}")
         try:

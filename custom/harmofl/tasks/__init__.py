@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from harmofl.core.networks import build_network
 from harmofl.experiment import FILE_NAME, Experiment, resolve
 from harmofl.sections import ExperimentError, Section, first_problem
-from harmofl.tasks.answers import Evaluation, FolderReport, Illustration, SiteData
+from harmofl.tasks.answers import Evaluation, FolderReport, Illustration, SiteData, TaskBounds
 
 if TYPE_CHECKING:
     from harmofl.data.findings import DataRootError
@@ -89,6 +89,20 @@ class Illustrating(Protocol):
 
     def illustrate(self, predict: Predict, split: Any, *, workers: int) -> Iterator[Illustration]:
         """Each scored case in the order of its scores, or some images of a split that is scored as a whole."""
+
+
+@runtime_checkable
+class Bounding(Protocol):
+    """A task that also says what an answer about it can hold; one from outside the package need not."""
+
+    def bounds(self, experiment: Experiment) -> TaskBounds:
+        """Images of a case, ranges of scores and intensities."""
+
+
+def bounds_of(experiment: Experiment) -> TaskBounds:
+    """What a site's answer about an experiment's task can hold; wide bounds where the task does not say."""
+    task = load_task(experiment)
+    return task.bounds(experiment) if isinstance(task, Bounding) else TaskBounds()
 
 
 def admit(name: str, task: Task) -> None:

@@ -1,7 +1,7 @@
 """What a task answers about a site: its data, the scores of a split, a report on its folder."""
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -46,6 +46,25 @@ class SiteData:
     def warned(self) -> dict[str, int]:
         """Number of warnings by code, which leave the site as `skipped` does."""
         return dict(Counter(finding.code for finding in self.findings if finding.severity == "warning"))
+
+
+@dataclass(frozen=True)
+class TaskBounds:
+    """What a site's answer about a task can hold; the server refuses what lies beyond.
+
+    Attributes:
+        fewest_images: training images that each case gives at least.
+        most_images: training images that a case gives at most.
+        scores: by name the largest value of each score, the smallest is 0; infinity for a distance. None where a task
+            does not say: any name then, 0 or more.
+        intensity: largest intensity of an image before the intensity step, the smallest is 0; None where the files
+            decide.
+    """
+
+    fewest_images: int = 0
+    most_images: int = 1_000_000
+    scores: Mapping[str, float] | None = None
+    intensity: float | None = None
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from harmofl.tasks import (
     Illustration,
     Predict,
     SiteData,
+    TaskBounds,
     demo_profile,
     demo_settings,
     reader_settings,
@@ -95,6 +96,11 @@ class Camelyon17Task:
     def class_prior(self, experiment: "Experiment") -> tuple[float, ...]:
         """Half of the patches of a center hold tumor, by construction of the data set."""
         return 0.5, 0.5
+
+    def bounds(self, experiment: "Experiment") -> TaskBounds:
+        """A patch is a case; all scores are shares."""
+        names = ("accuracy", "auroc", "sensitivity", "specificity", "accuracy_by_slide")
+        return TaskBounds(1, 1, dict.fromkeys(names, 1.0), 1.0)
 
     def loss(self) -> nn.CrossEntropyLoss:
         """The training loss."""

@@ -16,9 +16,10 @@ from harmofl.data.findings import Finding, count_text
 from harmofl.data.imagescope import CELL_TYPES, IGNORED, NUCLEUS
 from harmofl.data.nuclei import NucleiImage, read_nuclei, read_site_images, split_images
 from harmofl.data.nuclei_cache import NucleiCache
+from harmofl.data.rasters import MOST_PIXELS
 from harmofl.data.sitemap import SiteMap, nuclei_folder, read_site_map, site_cases
 from harmofl.data.splits import SITE, Part
-from harmofl.data.tiles import NucleiTiles, tile_starts, whole_image_logits
+from harmofl.data.tiles import NucleiTiles, most_tiles, tile_starts, whole_image_logits
 from harmofl.sections import ExperimentError, Section
 from harmofl.tasks import (
     Evaluation,
@@ -26,6 +27,7 @@ from harmofl.tasks import (
     Illustration,
     Predict,
     SiteData,
+    TaskBounds,
     demo_profile,
     demo_settings,
     reader_settings,
@@ -99,6 +101,12 @@ class NucleiTask:
         if reader_settings(experiment, NucleiReader).classes == "nucleus":
             return 0.8, 0.2
         return 0.8, 0.1, 0.08, 0.01, 0.01
+
+    def bounds(self, experiment: "Experiment") -> TaskBounds:
+        """A case is an image, which gives the tiles that cover it."""
+        edge, classes = experiment.data.height, CLASSES[reader_settings(experiment, NucleiReader).classes]
+        names = ["dice", *(f"dice_{name}" for name in classes if len(classes) > 1)]
+        return TaskBounds(1, most_tiles(MOST_PIXELS, edge), dict.fromkeys(names, 1.0), 1.0)
 
     def loss(self) -> DiceLossIgnoring:
         """The training loss."""

@@ -13,6 +13,7 @@ from harmofl.core.clustered import numbered
 from harmofl.core.scores import case_dice, predicted_classes, published_dice, summarize
 from harmofl.data.findings import count_text
 from harmofl.data.layout import find_cases, site_folder
+from harmofl.data.nifti import MOST_SLICES
 from harmofl.data.scanners import SCANNERS
 from harmofl.data.splits import Split, split_cases, split_slices_as_published
 from harmofl.data.volumes import Volume, VolumeCache, VolumeSettings, read_site
@@ -24,6 +25,7 @@ from harmofl.tasks import (
     Illustration,
     Predict,
     SiteData,
+    TaskBounds,
     demo_profile,
     demo_settings,
     reader_settings,
@@ -88,6 +90,11 @@ class ProstateTask:
     def class_prior(self, experiment: "Experiment") -> tuple[float, ...]:
         """Background and prostate: about 4 to 8 % of the pixels in the published figure of the six sites."""
         return 0.95, 0.05
+
+    def bounds(self, experiment: "Experiment") -> TaskBounds:
+        """A case gives its slices; intensities are windowed to 0 to 1, or stay raw with intensity `none`."""
+        raw = volume_settings(experiment).upper_percentile is None
+        return TaskBounds(1, MOST_SLICES, {"dice": 1.0, "published_dice": 1.0}, None if raw else 1.0)
 
     def loss(self) -> SegmentationLoss:
         """The training loss."""

@@ -279,13 +279,14 @@ def test_when_every_step_is_skipped_the_weights_stay_and_the_round_fails(bad):
     assert equal(model, network())
 
 
-def test_one_bad_batch_is_skipped_and_counted():
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_bad_batch_is_skipped_and_counted(bad):
     calls = 0
 
     def once_bad(logits, targets):
         nonlocal calls
         calls += 1
-        return cross_entropy(logits, targets) * (math.nan if calls == 1 else 1.0)
+        return cross_entropy(logits, targets) * (bad if calls == 1 else 1.0)
 
     model, *_, result = fitted(loss=once_bad)
     assert (result.steps, result.skipped_steps, result.images) == (STEPS, 1, IMAGES)

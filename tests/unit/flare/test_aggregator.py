@@ -128,11 +128,10 @@ class Unreadable(dict):
         raise OSError("/data/patients/miller.nii.gz is gone")
 
 
-def test_a12_half_of_a_refused_contribution_does_not_stay(healthy):
+def test_a12_half_of_a_refused_contribution_does_not_stay(healthy, numbers):
     aggregator, run, context = healthy()
     # not serialized: nothing like it survives the wire, but a decomposer may give something that reads late
     data = Unreadable(difference(9.0))
-    numbers = {"received_sha256": run.model_sha256, "images": 12}
     sent = DXO(DataKind.WEIGHT_DIFF, data=data, meta={"harmofl.numbers": numbers}).to_shareable()
     sent.add_cookie(AppConstants.CONTRIBUTION_ROUND, 4)
     sent.set_peer_props({ReservedKey.IDENTITY_NAME: "B"})

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from toy_answers import difference, refused, statistic
 
+from harmofl.core.gaussian_mechanism import calibrate_sigma
 from harmofl.evidence.results import NoiseStatement
 from harmofl.flare.aggregator import AmplitudeGathering
 from harmofl.flare.wire import AmplitudeStatistic
@@ -75,7 +76,8 @@ def test_the_global_amplitude_does_not_depend_on_the_order(make_run, order):
 
 def test_what_sites_say_about_their_noise_is_gathered(opened, answer):
     aggregator, run, context = opened(PUBLISHED)
-    noise = NoiseStatement(mechanism="analytic_gaussian", epsilon=1, delta=1e-5, clip=5, patients=5, sigma=2)
+    sigma = calibrate_sigma(1, 1e-5, 2 * 5 / 5)  # moves of at most 5, opposite ones, of 5 patients
+    noise = NoiseStatement(mechanism="analytic_gaussian", epsilon=1, delta=1e-5, clip=5, patients=5, sigma=sigma)
     assert aggregator.accept(answer("A", difference(), amplitude=statistic(run)), context)
     assert aggregator.accept(answer("B", difference(), amplitude=statistic(run, noise=noise)), context)
     gathered = aggregator.gathered_amplitude()

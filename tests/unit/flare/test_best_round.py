@@ -237,7 +237,8 @@ class Scripted:
         self.received.append({name: np.copy(value) for name, value in message.weights.items()})
         self.told_best.append(best_round)
         difference = {name: np.ones_like(value) for name, value in message.weights.items()}
-        return UpdateMessage(difference, None, {"validation": ROUND_SCORES[number], "steps": 1})
+        counts = {"cases": {"training": 1}, "images": 4, "steps": 1, "loss": 0.5}
+        return UpdateMessage(difference, None, counts | {"validation": ROUND_SCORES[number]})
 
     def evaluate(self, message: ModelMessage, best_round: int | None) -> UpdateMessage:
         return UpdateMessage(numbers={"validation": self._final})

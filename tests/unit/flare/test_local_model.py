@@ -250,7 +250,7 @@ def test_nothing_is_kept_where_nothing_is_local(start: Start) -> None:
     toy.run.best_round = 0
     toy.rounds(2)
     files = sorted(path.name for path in (toy.folder / "HK" / "state" / "toy").iterdir())
-    assert files == ["findings.pt", "round_000000.pt", "round_000001.pt", "split.pt"]
+    assert files == ["findings.pt", "round_000000.pt", "round_000001.pt", "rules.pt", "split.pt"]
     assert toy.state("HK", "round_000001.pt")["local"] == {}
 
 

@@ -21,15 +21,15 @@ def gather(make_run, make_context, numbers, monkeypatch):
 
     def gathered(changes, silent):
         run, controller = make_run(changes), HarmoFLScatterAndGather()
-        waited, panics = [], []
+        waited, panics, counts = [], [], {"cases": numbers["cases"]}
         controller.run = run
         monkeypatch.setattr(controller, "system_panic", lambda reason, fl_ctx: panics.append(reason))
 
         def broadcast_and_wait(task, fl_ctx, min_responses, **_):
             task.props[_KEY_MIN_RESPS] = min_responses
             for name in run.expected:
-                amplitude = None if name in silent else statistic(run, 2.0)
-                result, site = pack_update(UpdateMessage(None, amplitude, numbers)), SimpleNamespace(name=name)
+                amplitude = None if name in silent else statistic(run, -2.0)
+                result, site = pack_update(UpdateMessage(None, amplitude, counts)), SimpleNamespace(name=name)
                 task.result_received_cb(SimpleNamespace(client=site, result=result, task=task), fl_ctx)
             waited.append(task.props[_KEY_MIN_RESPS])
 

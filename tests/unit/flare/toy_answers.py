@@ -24,7 +24,8 @@ def bits(arrays):
 def statistic(run, value=1.0, images=5, **told):
     settings, data = run.experiment.amplitude, run.experiment.data
     shape = statistic_shape(settings.region, 3, data.height, data.width, settings.low_fraction)
-    return AmplitudeStatistic(np.full(shape, value, np.float32), images, **({"patients": images} | told))
+    patients = min(images, 5)  # as many as the cases of the answers
+    return AmplitudeStatistic(np.full(shape, value, np.float32), images, **({"patients": patients} | told))
 
 
 def aggregate(aggregator, context):

@@ -1,0 +1,24 @@
+"""By which rules a site's state of a run was made: a run does not go on with other patients, or learn another way."""
+
+from harmofl.experiment import RULES, rules_problem
+from harmofl.flare.site import SiteError
+from harmofl.flare.state import SiteState
+
+_KEPT = "rules"
+
+
+def refuse_other_rules(state: SiteState) -> None:
+    """Keep the rules with the first state of a run; call it before anything else of the run is kept.
+
+    Raises:
+        SiteError: code `other_rules`, where the state was made by other ones.
+    """
+    held = state.load_once(_KEPT)
+    if held is None and state.is_empty:
+        state.save_once(_KEPT, dict(RULES))
+    elif problem := rules_problem(held or {}):
+        raise SiteError(
+            "other_rules",
+            f"this site's state of the run was {problem}; start a new run, or go on with the harmofl version that made "
+            "it",
+        )
