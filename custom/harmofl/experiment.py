@@ -12,6 +12,12 @@ from harmofl.methods import METHOD_DEFAULTS, PRESETS, method_overrides, method_p
 from harmofl.sections import ExperimentError, Section, fill, first_problem, nearest, parse_json, set_key
 
 FILE_NAME = "experiment.json"
+# Settings that came later, each with the value at which a run is what it was before: there it does not enter the hash.
+LEFT_OUT_AT_DEFAULT: dict[str, Any] = {
+    "federation.norm_bound": None,
+    "federation.aggregation": "mean",
+    "federation.trimmed_share": 0.2,
+}
 
 
 Positive = Annotated[float, Field(gt=0)]
@@ -120,7 +126,9 @@ class FederationSettings(Section):
 
     `server_betas` and `server_epsilon` are those of server optimizer `adam`. What `local_layers` names never leaves a
     site; `pooled_data` lets one simulated site train on the data of all. `exchange` is the type of differences on their
-    way up; whatever goes down is float32.
+    way up; whatever goes down is float32. `norm_bound` scales a site's difference whose norm per step is beyond that
+    multiple of the median of the round before; null scales nothing. `median` and `trimmed_mean`, which cuts
+    `trimmed_share` of the sites off at each end, hold the differences of all sites.
     """
 
     rounds: Count
@@ -132,6 +140,9 @@ class FederationSettings(Section):
     server_epsilon: Positive = 1e-3
     local_layers: Literal["none", "norm", "all"] = "none"
     pooled_data: bool = False
+    norm_bound: Annotated[float, Field(gt=1)] | None = 10.0
+    aggregation: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trimmed_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
     exchange: Literal["float32", "float16"] = "float32"
     round_timeout: Annotated[int, Field(ge=60)] = 24 * 3600
     straggler_wait: Annotated[int, Field(ge=0)] = 600
@@ -192,6 +203,11 @@ class Experiment(Section):
             "demo": {"overrides"},
         }
         settings = self.model_dump(mode="json", exclude=left_out)
+        for key, default in LEFT_OUT_AT_DEFAULT.items():
+            section, _, name = key.rpartition(".")
+            held = settings[section] if section else settings
+            if held[name] == default:
+                del held[name]
         return hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:16]
 
 

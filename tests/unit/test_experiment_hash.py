@@ -19,7 +19,7 @@ FULL = {
     "network": {"name": "densenet121"},
     "amplitude": {"region": "off"},
     "training": {"clip_norm": 1.0},
-    "federation": {"resume_from": "a.pt"},
+    "federation": {"resume_from": "a.pt", "minimum_sites": 3},
     "reader": {"slices": "all"},
     "demo": {"overrides": {"seed": 3, "federation.rounds": 1}, "data": {"cases": 4}},
 }
@@ -73,6 +73,7 @@ OTHER = {
     "federation.server_betas": [0.5, 0.9],
     "federation.local_layers": "norm",
     "federation.pooled_data": True,
+    "federation.aggregation": "median",
     "federation.exchange": "float16",
     "federation.resume_from": None,
     "federation.tracking": "none",

@@ -93,9 +93,17 @@ def test_every_setting_of_a_preset_reaches_the_experiment(name, written):
         assert look_up(experiment, key) == value
 
 
-def test_presets_set_the_same_four_settings():
+def test_presets_set_the_same_settings():
     expected = {"amplitude.intensity", "amplitude.region", "amplitude.estimation", "network.norm"}
-    assert all(set(settings) == expected for settings in PRESETS.values())
+    assert all(set(settings) == expected | {"federation.norm_bound"} for settings in PRESETS.values())
+
+
+def test_the_published_presets_bound_no_difference(written):
+    bounds = {}
+    for name in PRESETS:
+        written["amplitude"] = {"preset": name, "minimum_sites": 2, "minimum_cases": 4}
+        bounds[name] = resolve(written).federation.norm_bound
+    assert bounds == {"robust": 10.0, "as_described": None, "as_published": None}
 
 
 def test_methods_are_the_paper_s_ablation():

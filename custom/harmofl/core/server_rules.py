@@ -2,13 +2,16 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from harmofl.core.aggregation import ContributionError, StreamingMean
+from harmofl.core.aggregation import ContributionError, ContributionMean, StreamingMean
+from harmofl.core.coordinatewise import CoordinatewiseMean
+from harmofl.core.norm_rule import NormRule, SentDifference, whole_norm
 from harmofl.experiment import FederationSettings, TrainingSettings
 
 Arrays = Mapping[str, np.ndarray]
@@ -34,13 +37,15 @@ class RoundMean:
     """The mean of one round's differences, by steps where the rule asks for it; a refused one leaves no trace.
 
     With `tau`, parameters are averaged as FedNova does: the weighted mean of d_i / tau_i times the weighted mean of
-    tau_i. All other entries are averaged as they are: a running statistic is no sum of gradients.
+    tau_i. All other entries are averaged as they are: a running statistic is no sum of gradients. A difference beyond
+    the limits of `norms` is scaled down to them first, which depends on this difference and the round before alone.
     """
 
-    def __init__(self, reference: Arrays, parameters: frozenset[str], tau: Callable[[int], float] | None) -> None:
-        """Prepare for differences with the names and shapes of `reference`."""
-        self._parameters, self._tau = parameters, tau
-        self._mean = StreamingMean(reference)
+    def __init__(
+        self, mean: ContributionMean, parameters: frozenset[str], tau: Callable[[int], float] | None, norms: NormRule
+    ) -> None:
+        """Prepare for differences like the reference of `mean`, which is empty still."""
+        self._parameters, self._tau, self._norms, self._mean = parameters, tau, norms, mean
         self._weighted_steps: list[float] = []
         self._weights: list[float] = []
 
@@ -49,7 +54,7 @@ class RoundMean:
         """How many differences are in it."""
         return self._mean.count
 
-    def add(self, difference: Arrays, weight: float, steps: int) -> None:
+    def add(self, difference: Arrays, weight: float, steps: int) -> SentDifference:
         """Check a whole difference, then add it.
 
         Args:
@@ -57,21 +62,26 @@ class RoundMean:
             weight: in the mean.
             steps: training steps that moved the weights.
 
+        Returns:
+            Its norm per step, and whether it is an outlier.
+
         Raises:
-            ContributionError: see `StreamingMean.check`; also no number of steps where the rule needs one.
+            ContributionError: see `ContributionMean.check`; also no number of steps where the rule needs one.
         """
-        if self._tau is None:
-            self._mean.add(difference, weight)
-            return
+        tau = self._tau(steps) if self._tau is not None else None
+        counted = max(1, steps)
+        limits = self._norms.limits(counted)
+        if tau is None:
+            return self._norms.judged(self._mean.add(difference, weight, limits), counted)
         self._mean.check(difference, weight)
-        tau = self._tau(steps)
         per_step = {
             name: np.asarray(value, np.float64) / tau if name in self._parameters else value
             for name, value in difference.items()
         }
-        self._mean.add(per_step, weight)
+        measured = self._mean.add(per_step, weight, replace(limits, norm=limits.norm / tau))
         self._weighted_steps.append(weight * tau)
         self._weights.append(weight)
+        return self._norms.judged(replace(measured, norm=measured.norm * tau), counted)
 
     def mean(self) -> dict[str, np.ndarray]:
         """The mean difference.
@@ -112,14 +122,40 @@ class ServerRule:
             training: the sites' optimizer, which decides FedNova's tau.
             parameters: entries that gradients move (`Partition.parameters`); rate and rule are for these alone.
         """
-        self._settings, self._parameters = federation, parameters
+        self._settings, self._training, self._parameters = federation, training, parameters
         momentum = training.momentum if training.optimizer == "sgd" else 0.0
         self._tau = partial(local_steps, momentum=momentum) if federation.server_optimizer == "nova" else None
         self.moments: Moments = {}
 
-    def open_round(self, weights: Arrays) -> RoundMean:
-        """The mean of a round that began with these weights."""
-        return RoundMean(weights, self._parameters, self._tau)
+    def open_round(self, weights: Arrays, usual: float | None = None, *, first: bool = True) -> RoundMean:
+        """The mean of a round that began with these weights.
+
+        Args:
+            weights: name -> array.
+            usual: norm per step of the round before (`usual_norm`), None where there is none.
+            first: whether it is the first round.
+        """
+        share = self._settings.trimmed_share if self._settings.aggregation == "trimmed_mean" else None
+        mean = (
+            StreamingMean(weights, self._parameters)
+            if self._settings.aggregation == "mean"
+            else CoordinatewiseMean(weights, self._parameters, share)
+        )
+        return RoundMean(mean, self._parameters, self._tau, self._norm_rule(weights, usual, first))
+
+    def _norm_rule(self, weights: Arrays, usual: float | None, first: bool) -> NormRule:
+        floats = {name: value for name, value in weights.items() if np.issubdtype(np.asarray(value).dtype, np.floating)}
+        parameters = [value for name, value in floats.items() if name in self._parameters]
+        return NormRule(
+            usual=usual,
+            # on pooled data one place trains, and nobody is there to be protected from it
+            bound=None if self._settings.pooled_data else self._settings.norm_bound,
+            training=self._training,
+            fresh=first or not self._training.keep_moments,
+            model_norm=whole_norm(parameters),
+            statistics_norm=whole_norm([value for name, value in floats.items() if name not in self._parameters]),
+            values=sum(np.asarray(value).size for value in parameters),
+        )
 
     def next_model(
         self, weights: Mapping[str, np.ndarray], difference: Mapping[str, np.ndarray]

@@ -14,8 +14,9 @@ from harmofl.core.server_rules import RoundMean
 from harmofl.core.spectra import statistic_shape
 from harmofl.evidence.results import NoiseStatement
 from harmofl.experiment import Experiment
+from harmofl.flare.round_norms import add_difference, open_round
 from harmofl.flare.server_run import ServerRun, current_run
-from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, payload_bytes, round_of, unpack_update
+from harmofl.flare.wire import AmplitudeStatistic, MessageError, payload_bytes, round_of, unpack_update
 from harmofl.tasks import load_task
 
 
@@ -130,13 +131,15 @@ class HarmoFLAggregator(Aggregator):
             # a difference to another base would move the global model to nowhere
             raise MessageError("the site did not train the model that was sent in this round")
         if self._mean is None:
-            self._mean = run.rule.open_round(fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
+            self._mean = open_round(run, fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
         amplitude = update.amplitude if run.estimates_in_first_round and run.amplitude is None else None
         if amplitude is not None:
             self._amplitude = self._amplitude or AmplitudeGathering(run.experiment)
             self._amplitude.check(amplitude)
         if update.difference is not None:
-            self._mean.add(update.difference, contribution_weight(update, run), taken_steps(update))
+            note = add_difference(self._mean, site, update, run)
+            if note:
+                self.log_warning(fl_ctx, f"{site} is an outlier in round {current}: {note}")
         if amplitude is not None and self._amplitude is not None:
             self._amplitude.add(site, amplitude)
         self.accepted.append(site)
@@ -147,22 +150,3 @@ class HarmoFLAggregator(Aggregator):
         self.log_error(fl_ctx, f"{site}: contribution refused: {reason}")
         run.refused.setdefault(site, reason)
         return False
-
-
-def taken_steps(update: UpdateMessage) -> int:
-    """How many training steps moved the weights."""
-    return int(update.numbers.get("steps", 0)) - int(update.numbers.get("skipped_steps", 0))
-
-
-def contribution_weight(update: UpdateMessage, run: ServerRun) -> float:
-    """1 for every site (the paper's tables), or its number of training images.
-
-    Raises:
-        ContributionError: it tells no such number.
-    """
-    if run.experiment.federation.weights == "uniform":
-        return 1
-    images = update.numbers.get("images")
-    if isinstance(images, bool) or not isinstance(images, int):
-        raise ContributionError(f"number of training images is {images!r}")
-    return images

@@ -27,7 +27,8 @@ from harmofl.flare.method_notes import amplitude_notes, method_notes
 from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at_the_end
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, end_books, score_text, write_evidence
-from harmofl.flare.server_run import ServerRun, open_run
+from harmofl.flare.round_norms import outlier_reasons, round_warnings
+from harmofl.flare.server_run import ServerRun, open_run, refuse_relays
 from harmofl.flare.state import StateError
 from harmofl.flare.wire import (
     AMPLITUDE_TASK,
@@ -73,7 +74,9 @@ class HarmoFLScatterAndGather(ScatterAndGather):
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Resolve the experiment, take over a checkpoint where the job names one, announce the run."""
         try:
-            self.run = open_run(fl_ctx, [client.name for client in self._engine.get_clients()])
+            clients = self._engine.get_clients()
+            self.run = open_run(fl_ctx, [client.name for client in clients])
+            refuse_relays(self.run.experiment, clients)
             self.run.begin("before its first task")
             settings = self.run.experiment.federation
             if settings.minimum_sites > len(self.run.expected):
@@ -171,7 +174,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             missing = self.run.reasons([site for site in run.expected if site not in accepted], "no answer")
             self.system_panic(
                 f"round {self._current_round}: {len(accepted)} of {len(run.expected)} sites accepted, "
-                f"{self._min_clients} needed ({missing})",
+                f"{self._min_clients} needed ({missing}){outlier_reasons(run)}",
                 fl_ctx,
             )
             return
@@ -184,6 +187,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             f"round {record.round}: {len(accepted)} of {len(run.expected)} sites accepted, "
             f"received model scores {score_text(record.validation_mean)} on validation",
         )
+        for line in round_warnings(record):
+            PROGRESS.warning(line)
         keep_received_if_best(run, record, fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
 
     def _gather_amplitude(self, abort_signal: Signal, fl_ctx: FLContext) -> None:

@@ -237,7 +237,7 @@ class Scripted:
         self.received.append({name: np.copy(value) for name, value in message.weights.items()})
         self.told_best.append(best_round)
         difference = {name: np.ones_like(value) for name, value in message.weights.items()}
-        return UpdateMessage(difference, None, {"validation": ROUND_SCORES[number], "steps": 1})
+        return UpdateMessage(difference, None, {"validation": ROUND_SCORES[number], "steps": 1, "images": 4})
 
     def evaluate(self, message: ModelMessage, best_round: int | None) -> UpdateMessage:
         return UpdateMessage(numbers={"validation": self._final})

@@ -39,10 +39,11 @@ def with_toy_parameters(run: ServerRun) -> ServerRun:
 
 
 def test_fednova_normalizes_by_the_steps_that_were_taken(opened, answer):
-    aggregator, run, context = opened(NOVA)
+    aggregator, run, context = opened(NOVA | {"federation.norm_bound": None})
     with_toy_parameters(run)
+    # 12 images make 3 batches of 4, 36 make 9
     assert aggregator.accept(answer("A", difference(2.0), steps=4, skipped_steps=1), context)
-    assert aggregator.accept(answer("B", difference(6.0, count=9), steps=9), context)
+    assert aggregator.accept(answer("B", difference(6.0, count=9), steps=9, images=36), context)
     taus = [local_steps(3, 0.9), local_steps(9, 0.9)]  # SGD with its default momentum; a skipped step moves nothing
     expected = sum(taus) / 2 * (2.0 / taus[0] + 6.0 / taus[1]) / 2
     result = aggregate(aggregator, context)
@@ -52,7 +53,8 @@ def test_fednova_normalizes_by_the_steps_that_were_taken(opened, answer):
 
 @pytest.mark.parametrize("optimizer", ["average", "nova", "adam"])
 def test_every_rule_knows_the_parameters_of_the_network(make_run, optimizer):
-    run = make_run({"federation.server_optimizer": optimizer, "federation.server_learning_rate": 2.0, **BATCH_NORM})
+    changes = {"federation.server_optimizer": optimizer, "federation.server_learning_rate": 2.0}
+    run = make_run({**changes, **BATCH_NORM, "federation.norm_bound": None})
     weights = run.initial_weights()
     variances = [name for name in weights if name.endswith("running_var")]
     assert variances
