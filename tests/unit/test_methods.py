@@ -71,6 +71,11 @@ def test_fedbn_and_its_control_differ_in_the_norm_layers_place_alone(written):
     [
         ({"method": "moon"}, "MOON (method moon) contrasts the features before a classifier, which network 'unet'"),
         ({"method": "fednova", "training.proximal_mu": 0.1}, "training.proximal_mu: FedNova counts steps"),
+        ({"federation.aggregation": "median"}, "set federation.minimum_sites to 3 or more"),
+        ({"federation.aggregation": "trimmed_mean", "federation.weights": "samples"}, "set federation.weights to"),
+        ({"federation.aggregation": "median", "method": "fednova"}, "FedNova weights steps"),
+        ({"federation.aggregation": "median", "method": "local_only"}, "nothing of several sites is averaged"),
+        ({"federation.aggregation": "median", "method": "central"}, "nothing of several sites is averaged"),
         ({"federation.local_layers": "all"}, "set amplitude.region to 'off'"),
         ({"federation.pooled_data": True}, "federation.pooled_data (method harmofl)"),
         ({"method": "central", "federation.local_layers": "norm"}, "federation.local_layers must be 'none'"),

@@ -122,20 +122,16 @@ def all_finite(values: Floats, kind: np.dtype[np.generic]) -> bool:
 
 
 def cosine_to_rest(directions: dict[str, Doubles]) -> dict[str, float]:
-    """By site the cosine between its direction and the sum of the others' unit vectors; empty for fewer than two.
+    """By site the mean of the cosines between its direction and each of the others; empty for fewer than two.
 
-    Each of the others counts the same, whatever its length, so that one long difference does not turn the rest over.
+    Each of the others counts the same, whatever its length, so that one long difference does not turn the rest over;
+    and where others cancel each other, the mean is near 0.
     """
     units = {site: held / length for site, held in directions.items() if (length := float(np.linalg.norm(held))) > 0}
     if len(units) < 2:
         return {}
     total = np.sum([units[site] for site in sorted(units)], axis=0)
-    cosines = {}
-    for site, unit in units.items():
-        rest = total - unit
-        length = float(np.linalg.norm(rest))
-        cosines[site] = round(float(unit @ rest) / length, 3) if length > 0 else 0.0
-    return cosines
+    return {site: round(float(unit @ (total - unit)) / (len(units) - 1), 3) for site, unit in units.items()}
 
 
 def _random_signs(generator: np.random.Generator, count: int) -> Floats:

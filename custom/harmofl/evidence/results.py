@@ -113,7 +113,7 @@ class RoundRecord(Record):
         norm: by site the L2 norm of what training changed of the parameters, by training step, as it was sent.
         scaled: by site what its difference was multiplied by before it was added, where `federation.norm_bound` asked.
         outliers: by site in one line why its difference stands out.
-        cosine: by site the cosine between its difference and the mean direction of the others, estimated from random
+        cosine: by site the mean of the cosines between its difference and each of the others, estimated from random
             projections of 1024 numbers, within about 0.1; none where fewer than two sites changed anything.
         fall: in one line what is known where the validation score fell sharply with the round before; else empty.
     """
