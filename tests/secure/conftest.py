@@ -150,6 +150,7 @@ def prepare(consortium: Consortium, name: str, **settings: Any) -> None:
     path = consortium.kit(name) / "local" / "resources.json"
     resources = json.loads(path.read_text())
     resources["class_allow_list"].append("misbehaving.")
+    resources["class_allow_list"].append("misbehaving_norms.")
     path.write_text(json.dumps(resources))
 
 
