@@ -1,7 +1,7 @@
 """What one diverged or reversed site costs a federation, with and without bounds; how near honest sites come to them.
 
-    python -m tests.benchmarks.hostile_sites [--rounds 6] [--sites BIDMC HK UCL] [--set federation.norm_bound=5]
-    python -m tests.benchmarks.hostile_sites --honest [--rounds 6]
+    python -m tests.benchmarks.hostile_sites [--rounds 4] [--sites BIDMC HK UCL] [--set federation.norm_bound=5]
+    python -m tests.benchmarks.hostile_sites --honest [--rounds 4]
 
 The first trains the prostate demo on synthetic data in one process, by the code that sites and server run, and prints a
 Markdown table: the mean test Dice of the honest sites, of the final and of the best model, the rounds in which the
@@ -70,8 +70,8 @@ SERVERS: dict[str, dict[str, Any]] = {
     "norm_bound null": {"federation.norm_bound": None},
     "norm_bound 10": {"federation.norm_bound": 10.0},
     "norm_bound 2": {"federation.norm_bound": 2.0},
+    # of three sites the trimmed mean is the median
     "median, norm_bound 10": {"federation.aggregation": "median"},
-    "trimmed_mean, norm_bound 10": {"federation.aggregation": "trimmed_mean"},
 }
 
 
@@ -194,7 +194,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         prog="python -m tests.benchmarks.hostile_sites", description=(__doc__ or "").splitlines()[0]
     )
     parser.add_argument("--honest", action="store_true", help="honest sites of unequal sizes in place of hostile ones")
-    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--sites", nargs="+", default=SITES, help=f"with {HOSTILE}, which is the hostile one")
     parser.add_argument("--set", dest="assignments", action="append", default=[])
     options = parser.parse_args(arguments)

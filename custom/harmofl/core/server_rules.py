@@ -16,6 +16,7 @@ from harmofl.experiment import FederationSettings, TrainingSettings
 
 Arrays = Mapping[str, np.ndarray]
 Moments = dict[str, dict[str, Tensor]]
+_ROUNDED = 1e-6  # a part of the number: float32 has 24 bits
 
 
 def local_steps(steps: int, momentum: float) -> float:
@@ -42,10 +43,16 @@ class RoundMean:
     """
 
     def __init__(
-        self, mean: ContributionMean, parameters: frozenset[str], tau: Callable[[int], float] | None, norms: NormRule
+        self,
+        mean: ContributionMean,
+        parameters: frozenset[str],
+        tau: Callable[[int], float] | None,
+        norms: NormRule,
+        variances: Arrays,
     ) -> None:
-        """Prepare for differences like the reference of `mean`, which is empty still."""
+        """Prepare for differences like the reference of `mean`, which is empty still, to models with `variances`."""
         self._parameters, self._tau, self._norms, self._mean = parameters, tau, norms, mean
+        self._variances = variances
         self._weighted_steps: list[float] = []
         self._weights: list[float] = []
 
@@ -66,8 +73,10 @@ class RoundMean:
             Its norm per step, and whether it is an outlier.
 
         Raises:
-            ContributionError: see `ContributionMean.check`; also no number of steps where the rule needs one.
+            ContributionError: see `ContributionMean.check`; also no number of steps where the rule needs one, and a
+                running variance that would be below 0 at the site, which no training makes.
         """
+        self._refuse_negative_variances(difference)
         tau = self._tau(steps) if self._tau is not None else None
         counted = max(1, steps)
         limits = self._norms.limits(counted)
@@ -82,6 +91,15 @@ class RoundMean:
         self._weighted_steps.append(weight * tau)
         self._weights.append(weight)
         return self._norms.judged(replace(measured, norm=measured.norm * tau), counted)
+
+    def _refuse_negative_variances(self, difference: Arrays) -> None:
+        for name, before in self._variances.items():
+            change = np.asarray(difference.get(name))
+            if change.shape != before.shape or change.dtype.kind != "f":
+                continue  # refused later, by its form
+            # the difference of two float32 numbers, each rounded
+            if bool((before + change.astype(np.float64) < -_ROUNDED * before).any()):
+                raise ContributionError(f"entry {name} would be a variance below 0")
 
     def mean(self) -> dict[str, np.ndarray]:
         """The mean difference.
@@ -113,7 +131,11 @@ class ServerRule:
     """
 
     def __init__(
-        self, federation: FederationSettings, training: TrainingSettings, parameters: frozenset[str] = frozenset()
+        self,
+        federation: FederationSettings,
+        training: TrainingSettings,
+        parameters: frozenset[str] = frozenset(),
+        variances: frozenset[str] = frozenset(),
     ) -> None:
         """Choose the rule.
 
@@ -121,8 +143,10 @@ class ServerRule:
             federation: names rule, rate and Adam's numbers.
             training: the sites' optimizer, which decides FedNova's tau.
             parameters: entries that gradients move (`Partition.parameters`); rate and rule are for these alone.
+            variances: entries that are never below 0 (`Partition.variances`).
         """
         self._settings, self._training, self._parameters = federation, training, parameters
+        self._variances = variances
         momentum = training.momentum if training.optimizer == "sgd" else 0.0
         self._tau = partial(local_steps, momentum=momentum) if federation.server_optimizer == "nova" else None
         self.moments: Moments = {}
@@ -141,7 +165,8 @@ class ServerRule:
             if self._settings.aggregation == "mean"
             else CoordinatewiseMean(weights, self._parameters, share)
         )
-        return RoundMean(mean, self._parameters, self._tau, self._norm_rule(weights, usual, first))
+        variances = {name: np.asarray(weights[name]) for name in self._variances if name in weights}
+        return RoundMean(mean, self._parameters, self._tau, self._norm_rule(weights, usual, first), variances)
 
     def _norm_rule(self, weights: Arrays, usual: float | None, first: bool) -> NormRule:
         floats = {name: value for name, value in weights.items() if np.issubdtype(np.asarray(value).dtype, np.floating)}

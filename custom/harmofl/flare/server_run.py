@@ -102,7 +102,8 @@ class ServerRun:
     @cached_property
     def rule(self) -> ServerRule:
         """How differences become the next model; holds what must last from round to round."""
-        return ServerRule(self.experiment.federation, self.experiment.training, self.partition.parameters)
+        federation, training = self.experiment.federation, self.experiment.training
+        return ServerRule(federation, training, self.partition.parameters, self.partition.variances)
 
     def initial_weights(self) -> dict[str, np.ndarray]:
         """The entries that travel, as the seed gives them."""

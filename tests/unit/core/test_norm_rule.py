@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from harmofl.core.aggregation import ContributionError
 from harmofl.core.norm_rule import OUTLIER, adam_reach, usual_norm
 from harmofl.core.server_rules import ServerRule
 from harmofl.experiment import FederationSettings, TrainingSettings
@@ -138,6 +139,19 @@ def test_running_statistics_have_a_limit_of_their_own():
     assert opened.add(change(0.05, variance=20.0), 1, 1).factor == 1.0  # 10 times their norm of 2
     sent = opened.add(change(0.05, variance=-200.0), 1, 1)
     assert sent.factor == 0.1 and sent.note.startswith("running statistics changed by 200, above 20")
+
+
+def test_a_variance_below_0_is_refused():
+    settings = FederationSettings(rounds=1, minimum_sites=1)
+    training = TrainingSettings(optimizer="sgd", learning_rate=0.1, batch_size=1)
+    opened = ServerRule(settings, training, PARAMETERS, frozenset({"variance"})).open_round(model())
+    with pytest.raises(ContributionError, match="entry variance would be a variance below 0"):
+        opened.add(change(0.1, variance=-2.1), 1, 1)
+    assert opened.count == 0
+    # of a variance of 0 the difference of float32 numbers may be one rounding too much
+    opened.add(change(0.1, variance=float(np.nextafter(np.float32(-2), np.float32(-3)))), 1, 1)
+    with pytest.raises(ContributionError, match="shape"):
+        opened.add(change(0.1) | {"variance": np.zeros(2, np.float32)}, 1, 1)
 
 
 def test_a_bound_below_the_outlier_s_names_what_it_scales():
