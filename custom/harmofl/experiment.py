@@ -127,8 +127,8 @@ class FederationSettings(Section):
     `server_betas` and `server_epsilon` are those of server optimizer `adam`. What `local_layers` names never leaves a
     site; `pooled_data` lets one simulated site train on the data of all. `exchange` is the type of differences on their
     way up; whatever goes down is float32. `norm_bound` scales a site's difference whose norm per step is beyond that
-    multiple of the median of the round before; null scales nothing. `median` and `trimmed_mean`, which cuts
-    `trimmed_share` of the sites off at each end, hold the differences of all sites.
+    multiple of the median of the round before down to this median; null scales nothing. `median` and `trimmed_mean`,
+    which cuts `trimmed_share` of the sites off at each end, hold the differences of all sites.
     """
 
     rounds: Count

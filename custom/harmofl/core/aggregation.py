@@ -67,17 +67,19 @@ class Measured:
 class NormLimits:
     """The largest norms of a contribution that is added as it is, of measured entries and of the others.
 
-    A longer one is scaled down to them as a whole, so that an entry ends between what it was and what was sent.
+    A longer one is scaled down as a whole, so that an entry ends between what it was and what was sent: measured
+    entries to `scaled_norm`, the others to their limit, whichever is less.
     """
 
     norm: float = math.inf
+    scaled_norm: float = math.inf
     rest_norm: float = math.inf
 
     def factor(self, norm: float, rest_norm: float) -> float:
         """What to multiply a contribution of these norms by; 1 where it is within both limits."""
         factors = [1.0]
         if norm > self.norm:
-            factors.append(self.norm / norm)
+            factors.append(self.scaled_norm / norm)
         if rest_norm > self.rest_norm:
             factors.append(self.rest_norm / rest_norm)
         return min(factors)

@@ -88,11 +88,16 @@ class NormRule:
     values: int
 
     def limits(self, steps: int) -> NormLimits:
-        """The norms that a difference of so many steps is scaled down to; none without a bound."""
+        """From which norms on a difference of so many steps is scaled down, and to which; none without a bound.
+
+        What is beyond the bound is no difference of such a training: it gets the length of a usual one, not that of the
+        longest that is let through.
+        """
         if self.bound is None:
             return NormLimits()
-        relative = math.inf if self.usual is None else self.bound * self.usual * steps
-        return NormLimits(min(relative, self._reach(steps)), self._statistics(self.bound))
+        reach = self._reach(steps)
+        usual = math.inf if self.usual is None else self.usual * steps
+        return NormLimits(min(self.bound * usual, reach), min(usual, reach), self._statistics(self.bound))
 
     def judged(self, measured: Measured, steps: int) -> SentDifference:
         """What a difference was, and whether it is an outlier."""

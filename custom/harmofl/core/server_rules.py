@@ -39,7 +39,7 @@ class RoundMean:
 
     With `tau`, parameters are averaged as FedNova does: the weighted mean of d_i / tau_i times the weighted mean of
     tau_i. All other entries are averaged as they are: a running statistic is no sum of gradients. A difference beyond
-    the limits of `norms` is scaled down to them first, which depends on this difference and the round before alone.
+    the limits of `norms` is scaled down first, which depends on this difference and the round before alone.
     """
 
     def __init__(
@@ -87,7 +87,9 @@ class RoundMean:
             name: np.asarray(value, np.float64) / tau if name in self._parameters else value
             for name, value in difference.items()
         }
-        measured = self._mean.add(per_step, weight, replace(limits, norm=limits.norm / tau))
+        measured = self._mean.add(
+            per_step, weight, replace(limits, norm=limits.norm / tau, scaled_norm=limits.scaled_norm / tau)
+        )
         self._weighted_steps.append(weight * tau)
         self._weights.append(weight)
         return self._norms.judged(replace(measured, norm=measured.norm * tau), counted)

@@ -123,7 +123,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         elif event_type == InfoCollector.EVENT_TYPE_GET_STATS and hasattr(self, "run"):
             tell_progress(self.run, fl_ctx)
         elif event_type == EventType.FATAL_SYSTEM_ERROR:
-            note_failure(Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)), str(fl_ctx.get_prop(FLContextKey.EVENT_DATA)))
+            # whose weights the sites could not go on with: FLARE itself ends a round in which one site too many failed
+            reasons = outlier_reasons(self.run) if hasattr(self, "run") else ""
+            told = str(fl_ctx.get_prop(FLContextKey.EVENT_DATA))
+            note_failure(Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)), told + reasons)
         elif event_type == EventType.END_RUN:
             # the last lines of the run, after what the framework says while it ends the sites' processes
             end_books(getattr(self, "run", None), self._closing_lines)
@@ -174,7 +177,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             missing = self.run.reasons([site for site in run.expected if site not in accepted], "no answer")
             self.system_panic(
                 f"round {self._current_round}: {len(accepted)} of {len(run.expected)} sites accepted, "
-                f"{self._min_clients} needed ({missing}){outlier_reasons(run)}",
+                f"{self._min_clients} needed ({missing})",
                 fl_ctx,
             )
             return

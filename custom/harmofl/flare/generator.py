@@ -8,7 +8,6 @@ from nvflare.app_common.abstract.shareable_generator import ShareableGenerator
 from nvflare.app_common.app_constant import AppConstants
 
 from harmofl.core.training import arrays_sha256
-from harmofl.flare.round_norms import outlier_reasons
 from harmofl.flare.server_run import current_run
 from harmofl.flare.wire import ModelMessage, pack_model
 
@@ -26,8 +25,4 @@ class HarmoFLShareableGenerator(ShareableGenerator):
     def shareable_to_learnable(self, shareable: Shareable, fl_ctx: FLContext) -> ModelLearnable:
         """The next global model, theta + eta_g * mean difference (Algorithm 1) unless the run has another rule."""
         held = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
-        run = current_run(fl_ctx)
-        try:
-            return make_model_learnable(run.rule.next_model(held, from_shareable(shareable).data), {})
-        except ValueError as error:
-            raise ValueError(f"{error}{outlier_reasons(run)}") from None
+        return make_model_learnable(current_run(fl_ctx).rule.next_model(held, from_shareable(shareable).data), {})

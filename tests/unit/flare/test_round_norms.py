@@ -11,6 +11,7 @@ from harmofl.evidence.results import read_rounds
 from harmofl.experiment import ExperimentError, resolve
 from harmofl.flare.aggregator import HarmoFLAggregator
 from harmofl.flare.live import progress
+from harmofl.flare.method_notes import method_notes
 from harmofl.flare.persistor import save_at_the_end
 from harmofl.flare.record import close_round, write_evidence
 from harmofl.flare.round_norms import outlier_reasons, round_warnings
@@ -21,7 +22,6 @@ from harmofl.flare.tracking import points
 
 # 12 images in batches of 4 are 3 steps; the toy's difference of v has 7 values of v
 NORM = 7**0.5 / 3
-MODEL_NORM = (0 + 1 + 4 + 9 + 16 + 25 + 1.5**2) ** 0.5  # w is 0 to 5, scale 1.5
 RUNNING = {"method": "fedavg"}
 
 
@@ -51,14 +51,14 @@ def federation(opened, answer, make_context):
 def test_the_record_of_a_round_holds_norms_outliers_and_directions(federation):
     run, play = federation
     play({"A": 0.1, "B": 0.1, "C": 0.2})
-    # the median of the round before is that of 0.1; 30 is 300 times that, and 10 times it is 1
+    # the median of the round before is that of 0.1; 30 is 300 times that, and gets its length
     mean = play({"A": 0.1, "B": 0.3, "C": -30.0})
-    assert mean == pytest.approx((0.1 + 0.3 - 1.0) / 3, rel=1e-5)
+    assert mean == pytest.approx((0.1 + 0.3 - 0.1) / 3, rel=1e-5)
     first, second = read_rounds(run.folder / "round_metrics.jsonl")
     assert first.norm == pytest.approx({"A": 0.1 * NORM, "B": 0.1 * NORM, "C": 0.2 * NORM}, rel=1e-5)
     assert first.outliers == first.scaled == {} and first.fall == ""
     assert second.norm["C"] == pytest.approx(30 * NORM, rel=1e-5)
-    assert second.scaled == {"C": pytest.approx(1 / 30, rel=1e-5)}
+    assert second.scaled == {"C": pytest.approx(1 / 300, rel=1e-5)}
     assert list(second.outliers) == ["C"] and "is 300 times the median" in second.outliers["C"]
     # all the toy's differences are parallel: A has cosines 1 and -1
     assert second.cosine == {"A": 0.0, "B": 0.0, "C": -1.0}
@@ -72,11 +72,10 @@ def test_the_record_of_a_round_holds_norms_outliers_and_directions(federation):
 def test_a_norm_that_was_scaled_does_not_widen_the_next_limit(federation):
     run, play = federation
     play({"A": 0.1, "B": 0.1, "C": 0.1})
-    play({"A": -1e30, "B": -1e30, "C": 0.1})  # two of three: the median is theirs, but as it was added, 10 times 0.1
+    play({"A": -1e30, "B": -1e30, "C": 0.1})  # two of three: the median of what was sent is theirs
     assert run.rounds[1].norm["A"] > 1e29 and run.rounds[1].scaled["A"] < 1e-29
-    third = play({"A": 0.1, "B": 0.1, "C": -1e30})
-    # ten times the 1 of round 1 is 10, but SGD may not move the model by more than its own norm
-    assert third == pytest.approx((0.1 + 0.1 - MODEL_NORM / 7**0.5) / 3, rel=1e-5)
+    # what was added has the length of 0.1; with what was sent there would be no limit but the norm of the model
+    assert play({"A": 0.1, "B": 0.1, "C": -1e30}) == pytest.approx(0.1 / 3, rel=1e-5)
 
 
 def test_without_a_bound_it_is_named_in_log_and_record(opened, answer, caplog):
@@ -131,7 +130,7 @@ def test_a_resumed_run_goes_on_with_the_norms_of_the_record(federation, make_run
     aggregator, context = HarmoFLAggregator(), make_context(resumed)
     assert aggregator.accept(answer("A", difference(2.0)), context)
     # without the record only SGD's limit would hold: the norm of the model, which is above that of 2
-    assert resumed.sent["A"].factor == pytest.approx(0.5, rel=1e-5)
+    assert resumed.sent["A"].factor == pytest.approx(0.05, rel=1e-5)
 
 
 def test_a_record_of_a_version_without_norms_still_reads(federation):
@@ -222,3 +221,9 @@ def test_holding_all_contributions_is_refused_behind_relays(written, behind):
     refuse_relays(experiment, [client("A"), client("HK")])
     with pytest.raises(ExperimentError, match=r"federation.aggregation 'median' .*\(HK: behind or above others\)"):
         refuse_relays(experiment, clients)
+
+
+def test_a_run_with_a_median_says_what_it_costs(make_run, written):
+    assert not any("aggregation" in note for note in method_notes(make_run()))
+    notes = method_notes(make_run({"federation.aggregation": "median", "federation.minimum_sites": 3}))
+    assert any("'median': every site counts the same, so that one with more images" in note for note in notes)
