@@ -40,12 +40,14 @@ PATCHES = 160  # of the largest hospital
 Change = Callable[[Arrays, int], Arrays]
 
 
-def one_weight(difference: Arrays, round_number: int) -> Arrays:
-    """1e30 in one weight, in one round."""
-    name = next(iter(difference))
-    changed = difference | {name: difference[name].copy()}
-    changed[name].flat[0] = 1e30 if round_number == FROM else difference[name].flat[0]
-    return changed
+def huge(difference: Arrays, round_number: int) -> Arrays:
+    """1e30 in each weight, with the sign of its change, in one round."""
+    if round_number != FROM:
+        return difference
+    return {
+        name: (1e30 * np.sign(value)).astype(value.dtype) if value.dtype.kind == "f" else value
+        for name, value in difference.items()
+    }
 
 
 def times(factor: float) -> Change:
@@ -62,14 +64,13 @@ def times(factor: float) -> Change:
 
 ATTACKS: dict[str, Change | None] = {
     "none": None,
-    f"1e30 in one weight in round {FROM}": one_weight,
+    f"1e30 in each weight in round {FROM}": huge,
     f"100 times its difference from round {FROM} on": times(100.0),
     f"-10 times its difference from round {FROM} on": times(-10.0),
 }
 SERVERS: dict[str, dict[str, Any]] = {
     "norm_bound null": {"federation.norm_bound": None},
     "norm_bound 10": {"federation.norm_bound": 10.0},
-    "norm_bound 2": {"federation.norm_bound": 2.0},
     # of three sites the trimmed mean is the median
     "median, norm_bound 10": {"federation.aggregation": "median"},
 }
