@@ -36,7 +36,8 @@ JOBS = Path(__file__).resolve().parents[2] / "jobs"
 SITES, HOSTILE = ("BIDMC", "HK", "UCL"), "HK"
 FROM = 1  # the hostile site is honest in round 0, so that the others have a measure of it
 WILDS = {"hospital1": 59_436, "hospital2": 34_904, "hospital3": 85_054, "hospital4": 129_838, "hospital5": 146_722}
-PATCHES = 160  # of the largest hospital
+PATCHES = 80  # of the largest hospital
+UNEQUAL = {"data.height": 64, "data.width": 64, "training.batch_size": 4, "training.local_epochs": 1}
 Change = Callable[[Arrays, int], Arrays]
 
 
@@ -158,11 +159,9 @@ def honest_rows(overrides: Mapping[str, Any]) -> Iterator[str]:
         for center, (site, size) in enumerate(WILDS.items()):
             count = round(PATCHES * size / max(WILDS.values()))
             profile = profiles["laboratories"][site]
-            write_patches_site(roots[site], profile, center, slides=20, patches=count, seed=center, size=96)
+            write_patches_site(roots[site], profile, center, slides=20, patches=count, seed=center, size=64)
         for name, changed in HONEST.items():
-            experiment = settings_of(
-                "harmofl_camelyon17", {"data.height": 64, "data.width": 64, **overrides, **changed}
-            )
+            experiment = settings_of("harmofl_camelyon17", {**UNEQUAL, **overrides, **changed})
             with tempfile.TemporaryDirectory() as folder:
                 federation, failure = run_with(experiment, list(WILDS), None, Path(folder), roots)
                 assert not failure, failure
@@ -201,6 +200,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
     overrides = {"federation.rounds": options.rounds, "federation.minimum_sites": len(options.sites)}
+    if options.honest:
+        overrides["federation.minimum_sites"] = len(WILDS)
     overrides |= dict(parse_assignment(text) for text in options.assignments)
     rows = honest_rows(overrides) if options.honest else hostile_rows(options.sites, overrides)
     for row in rows:

@@ -3,6 +3,8 @@
 import numpy as np
 import pytest
 from nvflare.apis.client import Client
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey
 from toy_answers import aggregate, difference, refused
 
 from harmofl.core.norm_rule import SentDifference
@@ -10,7 +12,8 @@ from harmofl.core.server_rules import ServerRule
 from harmofl.evidence.results import read_rounds
 from harmofl.experiment import ExperimentError, resolve
 from harmofl.flare.aggregator import HarmoFLAggregator
-from harmofl.flare.live import progress
+from harmofl.flare.controller import HarmoFLScatterAndGather
+from harmofl.flare.live import FAILURE_FILE, progress
 from harmofl.flare.method_notes import method_notes
 from harmofl.flare.persistor import save_at_the_end
 from harmofl.flare.record import close_round, write_evidence
@@ -227,3 +230,19 @@ def test_a_run_with_a_median_says_what_it_costs(make_run, written):
     assert not any("aggregation" in note for note in method_notes(make_run()))
     notes = method_notes(make_run({"federation.aggregation": "median", "federation.minimum_sites": 3}))
     assert any("'median': every site counts the same, so that one with more images" in note for note in notes)
+
+
+def test_whatever_ends_a_job_its_last_word_names_the_outliers_of_the_round_before(federation, make_context):
+    run, play = federation
+    play({"A": 0.1, "B": 0.1, "C": 0.1})
+    play({"A": 0.1, "B": 0.1, "C": 1e30})
+    controller, context = HarmoFLScatterAndGather(), make_context(run)
+    controller.run = run
+    context.set_prop(FLContextKey.APP_ROOT, str(run.folder), private=True, sticky=True)
+    # FLARE's own words where one site more than a round can spare could not score the model
+    context.set_prop(FLContextKey.EVENT_DATA, "Result from UCL is bad", private=True, sticky=False)
+    controller.handle_event(EventType.FATAL_SYSTEM_ERROR, context)
+    said = (run.folder / FAILURE_FILE).read_text()
+    assert said.startswith(
+        "Result from UCL is bad; outliers of round 1: C: norm 8.82e+29 a step is 1e+31 times the median"
+    )
