@@ -123,7 +123,7 @@ def hostile_rows(sites: Sequence[str], overrides: Mapping[str, Any]) -> Iterator
             with tempfile.TemporaryDirectory() as name:
                 federation, failure = run_with(experiment, sites, change, Path(name))
                 rounds = federation.run_state.rounds
-                scores = f"fails in round {len(rounds)} | {failure[:60]}" if failure else _scores(Path(name), sites)
+                scores = f"fails in round {len(rounds)} | –" if failure else _scores(Path(name), sites)
             named = ", ".join(str(record.round) for record in rounds if HOSTILE in record.outliers) or "never"
             falls = [record.fall for record in rounds if record.fall]
             told = "no fall" if not falls else "yes" if any(f"{HOSTILE} (cosine" in fall for fall in falls) else "no"
