@@ -13,9 +13,14 @@ from harmofl.patient_names import FORMS, MOST_CHARACTERS, patient_in, pattern_pr
 from harmofl.sections import ExperimentError, Section, fill, first_problem, nearest, parse_json, set_key
 
 FILE_NAME = "experiment.json"
-# By `section.key` the default of each setting that came later and changes nothing there: it enters the hash only where
-# it has another value, so that the hashes of experiments from before it stay what they were.
-LEFT_OUT_AT_DEFAULT: dict[str, Any] = {"data.patient_from": "name"}
+# By `section.key` the value at which a setting that came later leaves a run what it was before: there it does not enter
+# the hash, so that the hashes of experiments from before it stay what they were.
+LEFT_OUT_AT_DEFAULT: dict[str, Any] = {
+    "data.patient_from": "name",
+    "federation.norm_bound": None,
+    "federation.aggregation": "mean",
+    "federation.trimmed_share": 0.2,
+}
 # What settings do not say and yet decides what is learned, or from whom. Raise a number with every such change: it
 # enters every hash, and a run, a checkpoint or a site's state of another number is refused by name. Whatever was made
 # before the numbers has 1 of each.
@@ -150,7 +155,9 @@ class FederationSettings(Section):
 
     `server_betas` and `server_epsilon` are those of server optimizer `adam`. What `local_layers` names never leaves a
     site; `pooled_data` lets one simulated site train on the data of all. `exchange` is the type of differences on their
-    way up; whatever goes down is float32.
+    way up; whatever goes down is float32. `norm_bound` scales a site's difference whose norm per step is beyond that
+    multiple of the median of the round before down to this median; null scales nothing. `median` and `trimmed_mean`,
+    which cuts `trimmed_share` of the sites off at each end, hold the differences of all sites.
     """
 
     rounds: Count
@@ -162,6 +169,9 @@ class FederationSettings(Section):
     server_epsilon: Positive = 1e-3
     local_layers: Literal["none", "norm", "all"] = "none"
     pooled_data: bool = False
+    norm_bound: Annotated[float, Field(gt=1)] | None = 10.0
+    aggregation: Literal["mean", "median", "trimmed_mean"] = "mean"
+    trimmed_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
     exchange: Literal["float32", "float16"] = "float32"
     round_timeout: Annotated[int, Field(ge=60, le=LONGEST_WAIT)] = 24 * 3600
     straggler_wait: Annotated[int, Field(ge=0, le=LONGEST_WAIT)] = 600

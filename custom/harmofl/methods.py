@@ -5,6 +5,7 @@ from types import MappingProxyType
 from typing import Any
 
 # Intensity step, region, estimation and norm layer belong together: see jobs/README.md for what each one computes.
+# The published ones bound no site's difference, as the paper and its code do not.
 PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
     {
         "robust": {
@@ -12,18 +13,21 @@ PRESETS: MappingProxyType[str, dict[str, Any]] = MappingProxyType(
             "amplitude.region": "site_gain",
             "amplitude.estimation": "before_training",
             "network.norm": "instance",
+            "federation.norm_bound": 10.0,
         },
         "as_described": {
             "amplitude.intensity": "window",
             "amplitude.region": "full",
             "amplitude.estimation": "running_mean",
             "network.norm": "batch_stats",
+            "federation.norm_bound": None,
         },
         "as_published": {
             "amplitude.intensity": "window",
             "amplitude.region": "dc",
             "amplitude.estimation": "first_batch",
             "network.norm": "batch_stats",
+            "federation.norm_bound": None,
         },
     }
 )
@@ -94,4 +98,18 @@ def method_problem(experiment: Any) -> str | None:
         )
     if federation.local_layers == "all" and federation.server_optimizer != "average":
         return f"federation.server_optimizer {whose}: nothing is sent to optimize; set it to 'average'"
+    return None if federation.aggregation == "mean" else _aggregation_problem(federation, whose)
+
+
+def _aggregation_problem(federation: Any, whose: str) -> str | None:
+    """Why the median or the trimmed mean cannot be taken with the other settings of a federation."""
+    key = f"federation.aggregation '{federation.aggregation}'"
+    if federation.local_layers == "all" or federation.pooled_data:
+        return f"{key} {whose}: nothing of several sites is averaged; set it to 'mean'"
+    if federation.server_optimizer == "nova":
+        return f"{key} {whose}: FedNova weights steps, which a median or trimmed mean does not; set it to 'mean'"
+    if federation.weights == "samples":
+        return f"{key}: every site counts the same, whatever its images; set federation.weights to 'uniform'"
+    if federation.minimum_sites < 3:
+        return f"{key}: of fewer than 3 sites none can be outvoted; set federation.minimum_sites to 3 or more"
     return None

@@ -44,6 +44,7 @@ AT_ONCE = 2
 # Tests by file, below tests/; a file of the folders named here that is missing is an error.
 TESTS: dict[str, tuple[str, ...]] = {
     "core/aggregation.py": ("unit/core/test_aggregation.py", "unit/core/test_aggregation_refusals.py"),
+    "core/amplitude_limits.py": ("unit/core/test_amplitude_limits.py",),
     "core/amplitude.py": (
         "unit/core/test_amplitude_normalization.py",
         "unit/core/test_amplitude_running.py",
@@ -54,7 +55,9 @@ TESTS: dict[str, tuple[str, ...]] = {
     "core/classification.py": ("unit/core/test_classification.py",),
     "core/clustered.py": ("unit/core/test_clustered.py",),
     "core/contrast.py": ("unit/core/test_contrast.py",),
+    "core/coordinatewise.py": ("unit/core/test_coordinatewise.py",),
     "core/deployed.py": ("unit/core/test_deployed.py",),
+    "core/direction.py": ("unit/core/test_direction.py",),
     "core/distances.py": ("unit/core/test_distances.py",),
     "core/drift.py": ("unit/core/test_drift.py",),
     "core/exact_sum.py": ("unit/core/test_exact_sum.py", "unit/core/test_aggregation.py"),
@@ -64,6 +67,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "core/loss_terms.py": ("unit/core/test_loss_terms.py",),
     "core/losses.py": ("unit/core/test_losses.py",),
     "core/networks.py": ("unit/core/test_networks.py",),
+    "core/norm_rule.py": ("unit/core/test_norm_rule.py", "unit/flare/test_round_norms.py"),
     "core/paired.py": ("unit/core/test_paired.py",),
     "core/parallel.py": ("unit/core/test_parallel.py", "unit/core/test_parallel_rounds.py"),
     "core/partition.py": ("unit/core/test_partition.py",),
@@ -73,6 +77,7 @@ TESTS: dict[str, tuple[str, ...]] = {
         "unit/core/test_perturbation_on_device.py",
     ),
     "core/radial.py": ("unit/core/test_amplitude_spectra.py", "oracle", "unit/core/test_deployed.py"),
+    "core/released_sets.py": ("unit/core/test_released_sets.py", "unit/flare/test_releases.py"),
     "core/rounding.py": ("unit/core/test_rounding.py",),
     "core/scores.py": ("unit/core/test_scores.py",),
     "core/server_rules.py": ("unit/core/test_server_rules.py", "unit/flare/test_generator.py"),
@@ -86,6 +91,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "tasks/__init__.py": ("unit/tasks/test_tasks.py",),
     "tasks/answers.py": ("unit/tasks", "unit/flare/test_participant.py"),
+    "tasks/at_hospital.py": ("unit/flare/test_names_of_patients.py",),
     "tasks/camelyon17.py": (
         "unit/tasks/test_camelyon17_task.py",
         "unit/tasks/test_camelyon17_places.py",

@@ -161,6 +161,7 @@ def prepare(consortium: Consortium, name: str, **settings: Any) -> None:
     resources["class_allow_list"].append("misbehaving_headers.")
     resources["class_allow_list"].append("misbehaving_names.")
     resources["class_allow_list"].append("malformed.")
+    resources["class_allow_list"].append("misbehaving_norms.")
     path.write_text(json.dumps(resources))
 
 

@@ -71,6 +71,11 @@ def test_fedbn_and_its_control_differ_in_the_norm_layers_place_alone(written):
     [
         ({"method": "moon"}, "MOON (method moon) contrasts the features before a classifier, which network 'unet'"),
         ({"method": "fednova", "training.proximal_mu": 0.1}, "training.proximal_mu: FedNova counts steps"),
+        ({"federation.aggregation": "median"}, "set federation.minimum_sites to 3 or more"),
+        ({"federation.aggregation": "trimmed_mean", "federation.weights": "samples"}, "set federation.weights to"),
+        ({"federation.aggregation": "median", "method": "fednova"}, "FedNova weights steps"),
+        ({"federation.aggregation": "median", "method": "local_only"}, "nothing of several sites is averaged"),
+        ({"federation.aggregation": "median", "method": "central"}, "nothing of several sites is averaged"),
         ({"federation.local_layers": "all"}, "set amplitude.region to 'off'"),
         ({"federation.pooled_data": True}, "federation.pooled_data (method harmofl)"),
         ({"method": "central", "federation.local_layers": "norm"}, "federation.local_layers must be 'none'"),
@@ -93,9 +98,17 @@ def test_every_setting_of_a_preset_reaches_the_experiment(name, written):
         assert look_up(experiment, key) == value
 
 
-def test_presets_set_the_same_four_settings():
+def test_presets_set_the_same_settings():
     expected = {"amplitude.intensity", "amplitude.region", "amplitude.estimation", "network.norm"}
-    assert all(set(settings) == expected for settings in PRESETS.values())
+    assert all(set(settings) == expected | {"federation.norm_bound"} for settings in PRESETS.values())
+
+
+def test_the_published_presets_bound_no_difference(written):
+    bounds = {}
+    for name in PRESETS:
+        written["amplitude"] = {"preset": name, "minimum_sites": 2, "minimum_cases": 4}
+        bounds[name] = resolve(written).federation.norm_bound
+    assert bounds == {"robust": 10.0, "as_described": None, "as_published": None}
 
 
 def test_methods_are_the_paper_s_ablation():

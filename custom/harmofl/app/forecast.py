@@ -150,7 +150,8 @@ def measure_parts(experiment: Experiment) -> Parts:
     received, unpack_answer = _timed(lambda: unpack_update(fobs.loads(up)).difference or {})
     rule = ServerRule(experiment.federation, experiment.training, partition.parameters)
     mean = rule.open_round(weights)
-    _, add = _timed(lambda: mean.add(received, 1.0, 1))
+    mean.add(received, 1.0, 1)  # the first one makes the sums
+    _, add = _timed(lambda: mean.add(received, 1.0, 1), REPEATS - 1)
     _, close = _timed(lambda: arrays_sha256(rule.next_model(weights, mean.mean())))
     return Parts(
         pace=pace,
@@ -200,7 +201,9 @@ def forecast(
 
     site = parts.unpack_task + parts.task + parts.pack_answer
     taken = parts.unpack_answer + parts.add
-    server = parts.close + parts.pack_task
+    holds = experiment.federation.aggregation != "mean"
+    close = parts.close * sites / REPEATS if holds else parts.close  # measured of as many answers as repeats
+    server = close + parts.pack_task
     return Forecast(
         down=max(parts.down / site_rate, sites * parts.down / server_rate),
         training=training(parts.pace),
@@ -209,7 +212,7 @@ def forecast(
         server=server,
         simulated=sites * (SIMULATOR_WAITS + parts.start + training(parts.simulated_pace) + site + taken) + server,
         site_memory=parts.process + parts.training,
-        server_memory=parts.server_process + MODELS_AT_SERVER * parts.model,
+        server_memory=parts.server_process + MODELS_AT_SERVER * parts.model + (sites * parts.up if holds else 0),
     )
 
 

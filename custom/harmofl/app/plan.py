@@ -157,7 +157,7 @@ def _show_sums(console: Console, request: Request, experiment: Experiment, parts
     )
     console.print(
         f"memory: about {size_text(predicted.site_memory)} at a site beside its images, about "
-        f"{size_text(predicted.server_memory)} at the server, whatever the number of sites"
+        f"{size_text(predicted.server_memory)} at the server, {_held(request, experiment)}"
     )
     console.print(
         f"in FLARE's simulator on this machine, one site at a time: {duration_text(predicted.simulated)} a round, "
@@ -166,6 +166,16 @@ def _show_sums(console: Console, request: Request, experiment: Experiment, parts
     for line in _minimums(request, experiment):
         console.print(line)
     console.print(f"measured: {parts.pace.how}; transfers are computed from the bandwidth, delays are left out")
+
+
+def _held(request: Request, experiment: Experiment) -> str:
+    """What the server's memory grows with."""
+    if experiment.federation.aggregation == "mean":
+        return "whatever the number of sites"
+    return (
+        f"which holds the differences of all {count_text(request.sites, 'site')} until the round has closed "
+        f"(federation.aggregation '{experiment.federation.aggregation}')"
+    )
 
 
 def _minimums(request: Request, experiment: Experiment) -> list[str]:

@@ -157,11 +157,14 @@ def _progress_lines(progress: Mapping[str, Any]) -> list[str]:
         line += "undefined" if closed["mean"] is None else f"mean {closed['mean']:.3f}"
         if closed["worst"]:
             line += f", worst {closed['worst'][1]:.3f} {closed['worst'][0]}"
+        if closed.get("norms"):
+            line += ", norms a step {:.2g} to {:.2g}".format(*closed["norms"])
         refused = {outside_text(site): outside_text(reason) for site, reason in closed["refused"].items()}
         line += "".join(f", {site} failed: {reason}" for site, reason in refused.items())
         if position == last and progress["seconds_left"] is not None:
             line += f", about {_duration(progress['seconds_left'])} left"
         lines.append(line)
+        lines += [f"WARNING: {warning}" for warning in closed.get("warnings", [])]
     return lines
 
 

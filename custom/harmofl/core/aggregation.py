@@ -1,20 +1,22 @@
 """Streaming weighted mean of contributions: validated as a whole, independent of the order of arrival."""
 
+import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harmofl.core.exact_sum import PIECE, ExactSum, Floats
+from harmofl.core.direction import WIDTH, Reading, VectorReader, all_finite
+from harmofl.core.exact_sum import PIECE, Doubles, ExactSum, Floats
 from harmofl.sections import one_line, outside_text
 
 Array = NDArray[np.generic]
 Arrays = Mapping[str, Array]
 
 _LARGEST_WEIGHT = 2**63  # far beyond any number of images; times a float32 it stays finite in float64
-_HALF_INFINITE = 0x7C00  # the exponent of infinity and NaN in float16
 
 
 class ContributionError(ValueError):
@@ -49,37 +51,79 @@ def _name_check(verb: str, names: list[str]) -> None:
         raise ContributionError(f"{verb} entries: {', '.join(shown)}{more}")
 
 
-class _Group:
-    """Float entries of one type that are summed as one vector: a large one alone, or all small ones together."""
+@dataclass(frozen=True)
+class Measured:
+    """How long an added contribution is, and where it points.
 
-    def __init__(self, names: list[str], reference: Arrays) -> None:
+    Attributes:
+        norm: L2 norm of the measured entries together, in float64.
+        rest_norm: that of the other float entries.
+        factor: what all float entries were multiplied by before they were added.
+        direction: random projection of the measured entries; see `VectorReader`.
+    """
+
+    norm: float
+    rest_norm: float
+    factor: float
+    direction: Doubles
+
+
+@dataclass(frozen=True)
+class NormLimits:
+    """The largest norms of a contribution that is added as it is, of measured entries and of the others.
+
+    A longer one is scaled down as a whole, so that an entry ends between what it was and what was sent: measured
+    entries to `scaled_norm`, the others to their limit, whichever is less.
+    """
+
+    norm: float = math.inf
+    scaled_norm: float = math.inf
+    rest_norm: float = math.inf
+
+    def factor(self, norm: float, rest_norm: float) -> float:
+        """What to multiply a contribution of these norms by; 1 where it is within both limits."""
+        factors = [1.0]
+        if norm > self.norm:
+            factors.append(self.scaled_norm / norm)
+        if rest_norm > self.rest_norm:
+            factors.append(self.rest_norm / rest_norm)
+        return min(factors)
+
+
+NO_LIMITS = NormLimits()
+
+
+class EntryGroup:
+    """Float entries of one type that are read as one vector: a large one alone, or all small ones together."""
+
+    def __init__(
+        self, names: list[str], reference: Arrays, *, measured: bool, generator: np.random.Generator | None
+    ) -> None:
+        """Group the named entries of `reference`; directions are kept of measured ones, where a generator is given."""
         self._names, self._reference = names, reference
         self._type = reference[names[0]].dtype
-        self._sum: ExactSum | None = None  # made with the first contribution: a check alone needs none
+        self.size = sum(reference[name].size for name in names)
+        self.measured = measured
+        self._reader = VectorReader(self.size, generator if measured else None)
 
-    def values(self, entries: Arrays) -> Floats:
-        """The vector of a contribution, checked.
+    def read(self, entries: Arrays) -> tuple[Floats, Reading]:
+        """The vector of a contribution, checked and measured.
 
         Raises:
             ContributionError: a value is not finite in the reference's type; names its entry.
         """
         parts: list[Any] = [entries[name].reshape(-1) for name in self._names]
         values: Floats = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        if not _is_finite(values, self._type):
-            bad = [name for name, part in zip(self._names, parts, strict=True) if not _is_finite(part, self._type)]
+        reading = self._reader.read(values, self._type)
+        if reading is None:
+            with np.errstate(over="ignore"):
+                bad = [name for name, part in zip(self._names, parts, strict=True) if not all_finite(part, self._type)]
             raise ContributionError(f"entry {bad[0]} holds values that are not finite")
-        return values
+        return values, reading
 
-    def add(self, values: Floats, weight: float) -> None:
-        """Add what `values` gave."""
-        self._sum = self._sum or ExactSum(values.size)
-        self._sum.add(values, weight)
-
-    def mean(self, total_weight: float, factors: Mapping[str, float]) -> dict[str, Array]:
-        """By name the mean of what was added, in the reference's type and shape."""
-        assert self._sum is not None
-        values, result, start = self._sum.nearest(), {}, 0
-        values /= total_weight
+    def split(self, values: Doubles, factors: Mapping[str, float]) -> dict[str, Array]:
+        """A vector as entries, in the reference's type and shape; `factors` are applied in float64, in place."""
+        result, start = {}, 0
         for name in self._names:
             expected = self._reference[name]
             part = values[start : start + expected.size]
@@ -90,35 +134,30 @@ class _Group:
         return result
 
 
-def _is_finite(values: Floats, kind: np.dtype[np.generic]) -> bool:
-    """Whether all values are finite in a type; a vector of that type is read once, and no copy is made of it."""
-    with np.errstate(over="ignore", invalid="ignore"):
-        if values.dtype == kind and np.isfinite(np.dot(values, values)):
-            return True
-        pieces = (values[start : start + PIECE] for start in range(0, values.size, PIECE))
-        if values.itemsize == 2:  # bits: NumPy's own test of float16 takes ten times as long
-            return not any((piece.view(np.uint16) & _HALF_INFINITE).max() == _HALF_INFINITE for piece in pieces)
-        # a float64 beyond float32 is not finite in the mean
-        return all(bool(np.isfinite(piece.astype(kind, copy=False)).all()) for piece in pieces)
+class ContributionMean:
+    """What any mean over contributions does: check a whole one, measure it, take it, or none of it.
 
-
-class StreamingMean:
-    """Weighted mean of float entries, maximum of integer and boolean ones, one contribution at a time.
-
-    Sums are exact (`ExactSum`), so that the mean does not depend on the order of arrival, whatever the magnitudes. It
-    is the exact one rounded to float64 twice, in sum and quotient, and then to the reference's type. Memory is 8 bytes
-    a value, and as much again where the magnitudes or weights of an entry differ widely, whatever the number of sites.
+    Integer and boolean entries are their maximum. Subclasses say what becomes of the float ones.
     """
 
-    def __init__(self, reference: Arrays) -> None:
-        """Prepare for contributions with the names, shapes and kinds of number of `reference`."""
+    def __init__(self, reference: Arrays, measured: frozenset[str] = frozenset()) -> None:
+        """Prepare for contributions with the names, shapes and kinds of number of `reference`.
+
+        Args:
+            reference: name -> array.
+            measured: float entries whose norm and direction are of interest. The projection of directions is drawn
+                anew for each mean, so that no site can know it.
+        """
         self._reference = {name: np.asarray(value) for name, value in reference.items()}
-        together: dict[tuple[np.dtype[np.generic], str], list[str]] = {}
+        together: dict[tuple[np.dtype[np.generic], bool, str], list[str]] = {}
         for name, value in self._reference.items():
             if value.dtype.kind == "f":
                 alone = name if value.size >= PIECE else ""
-                together.setdefault((value.dtype, alone), []).append(name)
-        self._groups = [_Group(names, self._reference) for names in together.values()]
+                together.setdefault((value.dtype, name in measured, alone), []).append(name)
+        generator = np.random.default_rng() if measured else None
+        self._groups = [
+            EntryGroup(names, self._reference, measured=key[1], generator=generator) for key, names in together.items()
+        ]
         self._maximum: dict[str, Array] = {}
         self._weight = Fraction()
         self.count = 0
@@ -141,27 +180,32 @@ class StreamingMean:
         """
         entries = _matching(contribution, self._reference, weight)
         for group in self._groups:
-            group.values(entries)
+            group.read(entries)
 
-    def add(self, contribution: Arrays, weight: float) -> None:
-        """Check the whole contribution, then add it.
+    def add(self, contribution: Arrays, weight: float, limits: NormLimits = NO_LIMITS) -> Measured:
+        """Check the whole contribution, then add it, scaled down where it is longer than the limits.
 
         Raises:
             ContributionError: see `check`; nothing was added.
         """
         entries = _matching(contribution, self._reference, weight)
-        vectors = [group.values(entries) for group in self._groups]  # nothing is added before all are checked
-        for group, values in zip(self._groups, vectors, strict=True):
-            group.add(values, float(weight))
+        read = [group.read(entries) for group in self._groups]  # nothing is added before all are checked
+        told = [(group.measured, reading.norm) for group, (_, reading) in zip(self._groups, read, strict=True)]
+        norm, rest_norm = (math.hypot(*(one for measured, one in told if measured is which)) for which in (True, False))
+        factor = limits.factor(norm, rest_norm)
+        for index, (values, _) in enumerate(read):
+            self._take(index, values, float(weight), factor)
         for name, value in self._reference.items():
             if value.dtype.kind != "f":
                 received, held = entries[name].astype(value.dtype), self._maximum.get(name)
                 self._maximum[name] = received if held is None else np.maximum(held, received)
         self._weight += Fraction(float(weight))
         self.count += 1
+        direction: Doubles = np.sum([reading.direction for _, reading in read] or [np.zeros(WIDTH)], axis=0)
+        return Measured(norm, rest_norm, factor, direction)
 
     def mean(self, factors: Mapping[str, float] | None = None) -> dict[str, Array]:
-        """The weighted mean (float entries in the reference's dtype) and the maxima, with the reference's shapes.
+        """The mean of float entries in the reference's dtype, and the maxima, with the reference's shapes.
 
         Args:
             factors: of float entries, by name; applied in float64, before the rounding to the reference's dtype.
@@ -172,6 +216,39 @@ class StreamingMean:
         if self.count == 0:
             raise ContributionError("no contribution was accepted")
         result = {name: value.reshape(self._reference[name].shape) for name, value in self._maximum.items()}
-        for group in self._groups:
-            result |= group.mean(self.total_weight, factors or {})
+        for index, group in enumerate(self._groups):
+            result |= group.split(self._middle(index), factors or {})
         return {name: result[name] for name in self._reference}
+
+    def _take(self, index: int, values: Floats, weight: float, factor: float) -> None:
+        """Take factor * values, the vector of a group of entries."""
+        raise NotImplementedError
+
+    def _middle(self, index: int) -> Doubles:
+        """What a group's vectors come to."""
+        raise NotImplementedError
+
+
+class StreamingMean(ContributionMean):
+    """Weighted mean of float entries, maximum of integer and boolean ones, one contribution at a time.
+
+    Sums are exact (`ExactSum`), so that the mean does not depend on the order of arrival, whatever the magnitudes. It
+    is the exact one rounded to float64 twice, in sum and quotient, and then to the reference's type. Memory is 8 bytes
+    a value, and as much again where the magnitudes or weights of an entry differ widely, whatever the number of sites.
+    What a contribution is scaled by depends on this contribution and the limits alone.
+    """
+
+    def __init__(self, reference: Arrays, measured: frozenset[str] = frozenset()) -> None:
+        """Begin without sums: a check alone needs none."""
+        super().__init__(reference, measured)
+        self._sums: dict[int, ExactSum] = {}
+
+    def _take(self, index: int, values: Floats, weight: float, factor: float) -> None:
+        if index not in self._sums:
+            self._sums[index] = ExactSum(values.size)
+        self._sums[index].add(values, weight * factor)
+
+    def _middle(self, index: int) -> Doubles:
+        values = self._sums[index].nearest()
+        values /= self.total_weight
+        return values

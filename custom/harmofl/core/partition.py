@@ -24,12 +24,14 @@ class Partition:
         maximum: integer and boolean entries, such as counters of batches, which a mean would break.
         local: entries that never leave a site.
         parameters: those of `averaged` that training moves along gradients; the others are `statistics`.
+        variances: those of the statistics that are never below 0.
     """
 
     averaged: tuple[str, ...]
     maximum: tuple[str, ...]
     local: tuple[str, ...]
     parameters: frozenset[str]
+    variances: frozenset[str] = frozenset()
 
     @property
     def shared(self) -> frozenset[str]:
@@ -59,6 +61,7 @@ def partition_of(network: nn.Module, local_layers: LocalLayers) -> Partition:
         maximum=tuple(name for name in state if name not in floats and name not in local),
         local=tuple(name for name in state if name in local),
         parameters=frozenset((parameters & floats) - local),
+        variances=frozenset(_variances(network) & (floats - local)),
     )
 
 
@@ -66,6 +69,15 @@ def select(state: Mapping[str, Entry], names: "frozenset[str] | tuple[str, ...]"
     """The entries of a state that are named, in the state's order."""
     wanted = frozenset(names)
     return {name: value for name, value in state.items() if name in wanted}
+
+
+def _variances(network: nn.Module) -> set[str]:
+    """Running variances, by the type of their module."""
+    return {
+        f"{path}.running_var" if path else "running_var"
+        for path, module in network.named_modules()
+        if isinstance(module, _NormBase) and module.running_var is not None
+    }
 
 
 def _norm_entries(network: nn.Module) -> set[str]:

@@ -2,17 +2,21 @@
 
 import math
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from harmofl.core.aggregation import ContributionError, StreamingMean
+from harmofl.core.aggregation import ContributionError, ContributionMean, StreamingMean
+from harmofl.core.coordinatewise import CoordinatewiseMean
+from harmofl.core.norm_rule import NormRule, SentDifference, whole_norm
 from harmofl.experiment import FederationSettings, TrainingSettings
 
 Arrays = Mapping[str, np.ndarray]
 Moments = dict[str, dict[str, Tensor]]
+_ROUNDED = 1e-6  # a part of the number: float32 has 24 bits
 
 
 def local_steps(steps: int, momentum: float) -> float:
@@ -34,13 +38,21 @@ class RoundMean:
     """The mean of one round's differences, by steps where the rule asks for it; a refused one leaves no trace.
 
     With `tau`, parameters are averaged as FedNova does: the weighted mean of d_i / tau_i times the weighted mean of
-    tau_i. All other entries are averaged as they are: a running statistic is no sum of gradients.
+    tau_i. All other entries are averaged as they are: a running statistic is no sum of gradients. A difference beyond
+    the limits of `norms` is scaled down first, which depends on this difference and the round before alone.
     """
 
-    def __init__(self, reference: Arrays, parameters: frozenset[str], tau: Callable[[int], float] | None) -> None:
-        """Prepare for differences with the names and shapes of `reference`."""
-        self._parameters, self._tau = parameters, tau
-        self._mean = StreamingMean(reference)
+    def __init__(
+        self,
+        mean: ContributionMean,
+        parameters: frozenset[str],
+        tau: Callable[[int], float] | None,
+        norms: NormRule,
+        variances: Arrays,
+    ) -> None:
+        """Prepare for differences like the reference of `mean`, which is empty still, to models with `variances`."""
+        self._parameters, self._tau, self._norms, self._mean = parameters, tau, norms, mean
+        self._variances = variances
         self._weighted_steps: list[float] = []
         self._weights: list[float] = []
 
@@ -49,7 +61,7 @@ class RoundMean:
         """How many differences are in it."""
         return self._mean.count
 
-    def add(self, difference: Arrays, weight: float, steps: int) -> None:
+    def add(self, difference: Arrays, weight: float, steps: int) -> SentDifference:
         """Check a whole difference, then add it.
 
         Args:
@@ -57,21 +69,39 @@ class RoundMean:
             weight: in the mean.
             steps: training steps that moved the weights.
 
+        Returns:
+            Its norm per step, and whether it is an outlier.
+
         Raises:
-            ContributionError: see `StreamingMean.check`; also no number of steps where the rule needs one.
+            ContributionError: see `ContributionMean.check`; also no number of steps where the rule needs one, and a
+                running variance that would be below 0 at the site, which no training makes.
         """
-        if self._tau is None:
-            self._mean.add(difference, weight)
-            return
+        self._refuse_negative_variances(difference)
+        tau = self._tau(steps) if self._tau is not None else None
+        counted = max(1, steps)
+        limits = self._norms.limits(counted)
+        if tau is None:
+            return self._norms.judged(self._mean.add(difference, weight, limits), counted)
         self._mean.check(difference, weight)
-        tau = self._tau(steps)
         per_step = {
             name: np.asarray(value, np.float64) / tau if name in self._parameters else value
             for name, value in difference.items()
         }
-        self._mean.add(per_step, weight)
+        measured = self._mean.add(
+            per_step, weight, replace(limits, norm=limits.norm / tau, scaled_norm=limits.scaled_norm / tau)
+        )
         self._weighted_steps.append(weight * tau)
         self._weights.append(weight)
+        return self._norms.judged(replace(measured, norm=measured.norm * tau), counted)
+
+    def _refuse_negative_variances(self, difference: Arrays) -> None:
+        for name, before in self._variances.items():
+            change = np.asarray(difference.get(name))
+            if change.shape != before.shape or change.dtype.kind != "f":
+                continue  # refused later, by its form
+            # the difference of two float32 numbers, each rounded
+            if bool((before + change.astype(np.float64) < -_ROUNDED * before).any()):
+                raise ContributionError(f"entry {name} would be a variance below 0")
 
     def mean(self) -> dict[str, np.ndarray]:
         """The mean difference.
@@ -103,7 +133,11 @@ class ServerRule:
     """
 
     def __init__(
-        self, federation: FederationSettings, training: TrainingSettings, parameters: frozenset[str] = frozenset()
+        self,
+        federation: FederationSettings,
+        training: TrainingSettings,
+        parameters: frozenset[str] = frozenset(),
+        variances: frozenset[str] = frozenset(),
     ) -> None:
         """Choose the rule.
 
@@ -111,15 +145,44 @@ class ServerRule:
             federation: names rule, rate and Adam's numbers.
             training: the sites' optimizer, which decides FedNova's tau.
             parameters: entries that gradients move (`Partition.parameters`); rate and rule are for these alone.
+            variances: entries that are never below 0 (`Partition.variances`).
         """
-        self._settings, self._parameters = federation, parameters
+        self._settings, self._training, self._parameters = federation, training, parameters
+        self._variances = variances
         momentum = training.momentum if training.optimizer == "sgd" else 0.0
         self._tau = partial(local_steps, momentum=momentum) if federation.server_optimizer == "nova" else None
         self.moments: Moments = {}
 
-    def open_round(self, weights: Arrays) -> RoundMean:
-        """The mean of a round that began with these weights."""
-        return RoundMean(weights, self._parameters, self._tau)
+    def open_round(self, weights: Arrays, usual: float | None = None, *, first: bool = True) -> RoundMean:
+        """The mean of a round that began with these weights.
+
+        Args:
+            weights: name -> array.
+            usual: norm per step of the round before (`usual_norm`), None where there is none.
+            first: whether it is the first round.
+        """
+        share = self._settings.trimmed_share if self._settings.aggregation == "trimmed_mean" else None
+        mean = (
+            StreamingMean(weights, self._parameters)
+            if self._settings.aggregation == "mean"
+            else CoordinatewiseMean(weights, self._parameters, share)
+        )
+        variances = {name: np.asarray(weights[name]) for name in self._variances if name in weights}
+        return RoundMean(mean, self._parameters, self._tau, self._norm_rule(weights, usual, first), variances)
+
+    def _norm_rule(self, weights: Arrays, usual: float | None, first: bool) -> NormRule:
+        floats = {name: value for name, value in weights.items() if np.issubdtype(np.asarray(value).dtype, np.floating)}
+        parameters = [value for name, value in floats.items() if name in self._parameters]
+        return NormRule(
+            usual=usual,
+            # on pooled data one place trains, and nobody is there to be protected from it
+            bound=None if self._settings.pooled_data else self._settings.norm_bound,
+            training=self._training,
+            fresh=first or not self._training.keep_moments,
+            model_norm=whole_norm(parameters),
+            statistics_norm=whole_norm([value for name, value in floats.items() if name not in self._parameters]),
+            values=sum(np.asarray(value).size for value in parameters),
+        )
 
     def next_model(
         self, weights: Mapping[str, np.ndarray], difference: Mapping[str, np.ndarray]

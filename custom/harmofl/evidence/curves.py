@@ -89,6 +89,12 @@ def loss_figure(rounds: Sequence[RoundRecord]) -> str:
     return _curves(_by_site(rounds, "loss"), "loss", "training loss", "round")
 
 
+def norm_figure(rounds: Sequence[RoundRecord]) -> str:
+    """Norm of each site's difference by training step; empty where the rounds do not tell it."""
+    norms = {site: {**held} for site, held in _by_site(rounds, "norm").items() if any(held.values())}
+    return _curves(norms, "norms", "norm of the difference a step", "round", logarithmic=True) if norms else ""
+
+
 def _by_site(rounds: Sequence[RoundRecord], field: str) -> dict[str, dict[int, float | None]]:
     curves: dict[str, dict[int, float | None]] = {}
     for record in rounds:
@@ -97,7 +103,9 @@ def _by_site(rounds: Sequence[RoundRecord], field: str) -> dict[str, dict[int, f
     return curves
 
 
-def _curves(curves: Mapping[str, Mapping[int, float | None]], name: str, label: str, below: str) -> str:
+def _curves(
+    curves: Mapping[str, Mapping[int, float | None]], name: str, label: str, below: str, *, logarithmic: bool = False
+) -> str:
     """One line a site over the rounds; gaps where a site has no value."""
     places = sorted({place for held in curves.values() for place in held})
     figure, axes = _figure(3.1, width=5.2)
@@ -116,6 +124,8 @@ def _curves(curves: Mapping[str, Mapping[int, float | None]], name: str, label: 
         )
     axes.set_xlabel(below)
     axes.set_ylabel(label)
+    if logarithmic:
+        axes.set_yscale("log")
     if places:
         whole_rounds(axes, places[0], places[-1])
     if axes.lines:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from harmofl.core.clustered import FEWEST
-from harmofl.evidence.curves import difference_figure, loss_figure, score_figure, validation_figure
+from harmofl.evidence.curves import difference_figure, loss_figure, norm_figure, score_figure, validation_figure
 from harmofl.evidence.definitions import definition
 from harmofl.evidence.page import write_page
 from harmofl.evidence.paired import Comparison
@@ -77,12 +77,20 @@ def write_report(
         score_figure=score_figure(results),
         validation_curve=validation_figure(results, rounds),
         loss_curve=loss_figure(rounds),
+        norm_curve=norm_figure(rounds),
+        norms={site: _norm_range(site, rounds) for site in results.sites},
         comparison=comparison,
         difference_figure=difference_figure(comparison) if comparison else "",
         examples=examples,
         pictures=_pictures(examples) if examples else [],
         settings=list(_flat(results.experiment)),
     )
+
+
+def _norm_range(site: str, rounds: Sequence[RoundRecord]) -> str:
+    """Median and largest norm of a site's differences by training step; a dash where there is none."""
+    norms = [record.norm[site] for record in rounds if site in record.norm]
+    return f"{np.median(norms):.2g}, {max(norms):.2g}" if norms else "–"
 
 
 def _pictures(examples: Examples) -> list[tuple[SiteExamples, list[dict[str, Any]]]]:

@@ -15,9 +15,10 @@ from harmofl.core.spectra import statistic_shape
 from harmofl.evidence.results import NoiseStatement
 from harmofl.experiment import Experiment
 from harmofl.flare.claims import check_amplitude, check_numbers, note_counts
+from harmofl.flare.round_norms import add_difference, open_round
 from harmofl.flare.server_run import ServerRun, current_run
 from harmofl.flare.task_header import TRAIN_TASK
-from harmofl.flare.wire import AmplitudeStatistic, MessageError, UpdateMessage, payload_bytes, round_of, unpack_update
+from harmofl.flare.wire import AmplitudeStatistic, MessageError, payload_bytes, round_of, unpack_update
 from harmofl.sections import outside_text
 from harmofl.tasks import load_task
 
@@ -134,14 +135,16 @@ class HarmoFLAggregator(Aggregator):
             raise MessageError("the site did not train the model that was sent in this round")
         check_numbers(site, update, run, TRAIN_TASK)
         if self._mean is None:
-            self._mean = run.rule.open_round(fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
+            self._mean = open_round(run, fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
         amplitude = update.amplitude if run.estimates_in_first_round and run.amplitude is None else None
         if amplitude is not None:
             self._amplitude = self._amplitude or AmplitudeGathering(run.experiment)
             self._amplitude.check(amplitude)
             check_amplitude(amplitude, update, run)
         if update.difference is not None:
-            self._mean.add(update.difference, contribution_weight(update, run), taken_steps(update))
+            note = add_difference(self._mean, site, update, run)
+            if note:
+                self.log_warning(fl_ctx, f"{site} is an outlier in round {current}: {note}")
         if amplitude is not None and self._amplitude is not None:
             self._amplitude.add(site, amplitude)
         self.accepted.append(site)
@@ -153,22 +156,3 @@ class HarmoFLAggregator(Aggregator):
         self.log_error(fl_ctx, f"{outside_text(site)}: contribution refused: {reason}")
         run.refused.setdefault(outside_text(site), reason)
         return False
-
-
-def taken_steps(update: UpdateMessage) -> int:
-    """How many training steps moved the weights."""
-    return int(update.numbers.get("steps", 0)) - int(update.numbers.get("skipped_steps", 0))
-
-
-def contribution_weight(update: UpdateMessage, run: ServerRun) -> float:
-    """1 for every site (the paper's tables), or its number of training images.
-
-    Raises:
-        ContributionError: it tells no such number.
-    """
-    if run.experiment.federation.weights == "uniform":
-        return 1
-    images = update.numbers.get("images")
-    if isinstance(images, bool) or not isinstance(images, int):
-        raise ContributionError(f"number of training images is {outside_text(images)}")
-    return images

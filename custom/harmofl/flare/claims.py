@@ -13,16 +13,9 @@ from harmofl.data.findings import count_text
 from harmofl.evidence.results import NoiseStatement
 from harmofl.experiment import Experiment
 from harmofl.flare.server_run import ServerRun
-from harmofl.flare.site import MOST_CLIP
-from harmofl.flare.wire import (
-    EVALUATE_TASK,
-    TRAIN_TASK,
-    AmplitudeStatistic,
-    MessageError,
-    PooledScore,
-    SiteNumbers,
-    UpdateMessage,
-)
+from harmofl.flare.site_settings import MOST_CLIP
+from harmofl.flare.task_header import EVALUATE_TASK, TRAIN_TASK
+from harmofl.flare.wire import AmplitudeStatistic, MessageError, PooledScore, SiteNumbers, UpdateMessage
 from harmofl.tasks import TaskBounds, bounds_of, load_task
 
 MOST_CASES = 10_000_000  # of one split, and of one code; Camelyon17-WILDS has 455,954 patches in all
@@ -123,7 +116,7 @@ def images_of_epoch(told: SiteNumbers, experiment: Experiment) -> int:
 def _check_counts(told: SiteNumbers, first: Mapping[str, int]) -> None:
     for key, counts in (("cases", told.cases), ("skipped", told.skipped), ("warnings", told.warnings)):
         if len(counts) > MOST_NAMES:
-            raise MessageError(f"{key}: {len(counts)} codes, at most {MOST_NAMES} are taken")
+            raise MessageError(f"{key}: {count_text(len(counts), 'code')}, at most {MOST_NAMES} are taken")
         for name, count in counts.items():
             if count > MOST_CASES:
                 raise MessageError(f"{key}.{name}: {count}, at most {MOST_CASES} are taken")
@@ -164,7 +157,8 @@ def _check_training(told: SiteNumbers, site: str, run: ServerRun, bounds: TaskBo
     batch, epochs = experiment.training.batch_size, experiment.training.local_epochs
     steps = epochs * math.ceil(images / batch)
     if told.steps != steps:
-        raise MessageError(f"steps: {told.steps}, {told.images} images in batches of {batch} make {steps}")
+        trained = count_text(told.images or 0, "image")
+        raise MessageError(f"steps: {told.steps}, {trained} in batches of {batch} make {steps}")
     if told.skipped_steps >= steps:
         raise MessageError(f"skipped_steps: {told.skipped_steps} of {steps}, no step moved the weights")
     if told.loss is None or not math.isfinite(told.loss):

@@ -29,7 +29,8 @@ from harmofl.flare.method_notes import amplitude_notes, method_notes
 from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at_the_end
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, end_books, score_text, write_evidence
-from harmofl.flare.server_run import ServerRun, open_run
+from harmofl.flare.round_norms import outlier_reasons, round_warnings
+from harmofl.flare.server_run import ServerRun, open_run, refuse_relays
 from harmofl.flare.site_messages import SiteMessages, guard_messages
 from harmofl.flare.state import StateError
 from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK
@@ -76,7 +77,9 @@ class HarmoFLScatterAndGather(ScatterAndGather):
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Resolve the experiment, take over a checkpoint where the job names one, announce the run."""
         try:
-            self.run = open_run(fl_ctx, [client.name for client in self._engine.get_clients()])
+            clients = self._engine.get_clients()
+            self.run = open_run(fl_ctx, [client.name for client in clients])
+            refuse_relays(self.run.experiment, clients)
             self.run.begin("before its first task")
             self.messages = guard_messages(self.run, fl_ctx)
             self._keep_on_without_lost_sites(fl_ctx)
@@ -125,7 +128,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         elif event_type == InfoCollector.EVENT_TYPE_GET_STATS and hasattr(self, "run"):
             tell_progress(self.run, fl_ctx)
         elif event_type == EventType.FATAL_SYSTEM_ERROR:
-            note_failure(Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)), str(fl_ctx.get_prop(FLContextKey.EVENT_DATA)))
+            # whose weights the sites could not go on with: FLARE itself ends a round in which one site too many failed
+            reasons = outlier_reasons(self.run) if hasattr(self, "run") else ""
+            told = str(fl_ctx.get_prop(FLContextKey.EVENT_DATA))
+            note_failure(Path(fl_ctx.get_prop(FLContextKey.APP_ROOT)), told + reasons)
         elif event_type == EventType.END_RUN:
             # the last lines of the run, after what the framework says while it ends the sites' processes
             end_books(getattr(self, "run", None), self._closing_lines)
@@ -204,6 +210,8 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             f"round {record.round}: {len(accepted)} of {len(run.expected)} sites accepted, "
             f"received model scores {score_text(record.validation_mean)} on validation",
         )
+        for line in round_warnings(record):
+            PROGRESS.warning(line)
         keep_received_if_best(run, record, fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
 
     def _gather_amplitude(self, abort_signal: Signal, fl_ctx: FLContext) -> None:

@@ -11,22 +11,16 @@ from harmofl.core.drift import Drift, client_drift
 from harmofl.core.training import arrays_sha256
 from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
-from harmofl.flare.aggregator import AmplitudeGathering, contribution_weight, taken_steps
+from harmofl.flare.aggregator import AmplitudeGathering
 from harmofl.flare.claims import check_amplitude, check_numbers, note_counts
 from harmofl.flare.participant import Participant
 from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at_the_end
 from harmofl.flare.record import close_round, mean_validation, write_evidence
+from harmofl.flare.round_norms import add_difference, open_round
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.site import SiteConfig, SiteError
-from harmofl.flare.wire import (
-    AMPLITUDE_TASK,
-    EVALUATE_TASK,
-    TRAIN_TASK,
-    Arrays,
-    ModelMessage,
-    UpdateMessage,
-    payload_bytes,
-)
+from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK
+from harmofl.flare.wire import Arrays, ModelMessage, UpdateMessage, payload_bytes
 
 
 @dataclass(frozen=True)
@@ -137,11 +131,11 @@ class InProcessFederation:
         run.model_sha256 = arrays_sha256(self.weights)
         received = ModelMessage(self.weights, run.amplitude)
         updates = {site: self.participants[site].train(round_number, received, run.best_round) for site in run.expected}
-        mean = run.rule.open_round(self.weights)
+        mean = open_round(run, self.weights)
         for site, update in updates.items():
             self._take(site, update, TRAIN_TASK)
             if update.difference is not None:  # of pooled data one site trains
-                mean.add(update.difference, contribution_weight(update, run), taken_steps(update))
+                add_difference(mean, site, update, run)
             run.numbers[site] = update.numbers
         if run.estimates_in_first_round and run.amplitude is None:
             self._freeze(updates)

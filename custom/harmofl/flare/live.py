@@ -7,6 +7,7 @@ from typing import Any
 from nvflare.apis.fl_context import FLContext
 from nvflare.widgets.info_collector import InfoCollector
 
+from harmofl.flare.round_norms import round_warnings
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.state import write_text_atomically
 from harmofl.sections import one_line
@@ -40,6 +41,8 @@ def progress(run: ServerRun) -> dict[str, Any]:
                 "refused": record.sites_refused,
                 "mean": record.validation_mean,
                 "worst": _worst(record.validation),
+                "norms": [min(record.norm.values()), max(record.norm.values())] if record.norm else None,
+                "warnings": round_warnings(record),
             }
             for record in run.rounds
             if record.round >= run.start_round

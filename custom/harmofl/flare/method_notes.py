@@ -7,7 +7,7 @@ from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 
 def method_notes(run: ServerRun) -> list[str]:
     """One line for each thing that a reader of the scores or a user of the model files must know."""
-    return _layer_notes(run) + _batch_notes(run.experiment)
+    return _layer_notes(run) + _batch_notes(run.experiment) + _aggregation_notes(run.experiment)
 
 
 def _layer_notes(run: ServerRun) -> list[str]:
@@ -45,6 +45,17 @@ def _batch_notes(experiment: Experiment) -> list[str]:
         "network.norm 'batch_stats': the slices or tiles of one case are normalized with each other, "
         f"{experiment.training.batch_size} at a time (training.batch_size), so that a score holds for that number; no "
         "other case changes it"
+    ]
+
+
+def _aggregation_notes(experiment: Experiment) -> list[str]:
+    """What a mean of the middle sites costs."""
+    if experiment.federation.aggregation == "mean":
+        return []
+    return [
+        f"federation.aggregation '{experiment.federation.aggregation}': every site counts the same, so that one with "
+        "more images than the others loses the weight they would give it, and what one site alone has learned is left "
+        "out; the server holds the differences of all sites until a round has closed"
     ]
 
 

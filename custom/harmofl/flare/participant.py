@@ -45,7 +45,7 @@ from harmofl.flare.progress import FINDINGS, SiteLogger, log_findings
 from harmofl.flare.released_scores import released_scores, released_validation
 from harmofl.flare.releases import Offer
 from harmofl.flare.round_start import RoundStart, failed_to_compile, round_optimizer, round_settings
-from harmofl.flare.rule_memory import refuse_other_rules
+from harmofl.flare.rule_memory import keep_rules, refuse_other_rules
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.site_limits import limits_in_force, refuse_few_patients
 from harmofl.flare.split_memory import changed_split, open_with_kept_split
@@ -101,6 +101,7 @@ class Participant:
     @cached_property
     def data(self) -> SiteData:
         """This site's data, read once a process; findings are logged here and leave the site as counts only."""
+        keep_rules(self._state)
         if self._pool and self._trains:
             data = pooled(self._site.name, {name: self._open(name, root) for name, root in self._pool.items()})
         else:
@@ -198,6 +199,7 @@ class Participant:
             received: the entries that travel, and the amplitude once it is frozen.
             best_round: the best one so far, whose local layers are kept.
         """
+        keep_rules(self._state)
         started = time.monotonic()
         if self._experiment.federation.local_layers != "all":
             refuse_few_patients(self._site, self.data.patient_count)

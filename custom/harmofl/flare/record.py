@@ -30,6 +30,7 @@ from harmofl.evidence.score_summaries import summary_as_sent, summary_of_cases, 
 from harmofl.experiment import RULES
 from harmofl.flare.method_notes import amplitude_notes, method_notes, privacy_note
 from harmofl.flare.progress import PROGRESS
+from harmofl.flare.round_norms import fall_line, norms_of_round, run_warnings
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 from harmofl.flare.state import write_text_atomically
@@ -56,6 +57,7 @@ def close_round(run: ServerRun, round_number: int, accepted: list[str]) -> Round
         sites_refused=dict(run.refused),
         bytes_sent={site: run.last_bytes.get(site, 0) for site in accepted},
         server_resident_mib=_resident_mib(),
+        **norms_of_round(run, accepted, validation),
     )
     run.rounds.append(record)
     write_text_atomically("".join(item.model_dump_json() + "\n" for item in run.rounds), run.folder / ROUNDS_FILE)
@@ -164,6 +166,9 @@ def _warnings(run: ServerRun, sites: Mapping[str, SiteResult], key: str, sites_w
             f"no model scores better on validation than the untrained one ({score_text(both[0])} against "
             f"{score_text(both[1])}); more rounds or another training.learning_rate may help"
         )
+    warnings += run_warnings(run)
+    if fall := fall_line(run, run.final_validation):
+        warnings.append(fall)
     if sites_without_test:
         warnings.append(f"no test score from {', '.join(sites_without_test)}")
     silent = {

@@ -2,6 +2,7 @@
 
 from harmofl.experiment import Experiment
 from harmofl.flare.amplitude_message import MessageError
+from harmofl.flare.rule_memory import keep_rules
 from harmofl.flare.state import SiteState
 
 _BEGUN = "begun"
@@ -29,6 +30,7 @@ def refuse_other_run(state: SiteState, job_id: str, experiment: Experiment) -> N
             "federation.resume_from"
         )
     if held is None:
+        keep_rules(state)
         state.save_with_round(_BEGUN, {"experiment": experiment.hash})
     elif held["experiment"] != experiment.hash:
         raise MessageError(

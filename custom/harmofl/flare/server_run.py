@@ -11,9 +11,11 @@ from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
+from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
+from harmofl.core.norm_rule import SentDifference
 from harmofl.core.partition import Partition, partition_of, select
 from harmofl.core.server_rules import ServerRule
 from harmofl.core.training import state_arrays
@@ -69,6 +71,7 @@ class ServerRun:
     bytes_sent: dict[str, dict[str, int]] = field(default_factory=dict)
     last_bytes: dict[str, int] = field(default_factory=dict)
     model_sha256: str = ""
+    sent: dict[str, SentDifference] = field(default_factory=dict)  # of the round in progress
     refused: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     task_begun: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - read when called
@@ -110,7 +113,8 @@ class ServerRun:
     @cached_property
     def rule(self) -> ServerRule:
         """How differences become the next model; holds what must last from round to round."""
-        return ServerRule(self.experiment.federation, self.experiment.training, self.partition.parameters)
+        federation, training = self.experiment.federation, self.experiment.training
+        return ServerRule(federation, training, self.partition.parameters, self.partition.variances)
 
     def initial_weights(self) -> dict[str, np.ndarray]:
         """The entries that travel, as the seed gives them."""
@@ -285,6 +289,28 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
             run.tracking.write(record)
     fl_ctx.set_prop(_KEY, run, private=True, sticky=True)
     return run
+
+
+def refuse_relays(experiment: Experiment, clients: Collection[Client]) -> None:
+    """Refuse to hold the contributions of all sites where some come through FLARE's relays or other sites.
+
+    A relay stands in a site's cell name, `relay.site`; a site above others in its site name, or in that it is no leaf.
+
+    Raises:
+        ExperimentError: names the sites.
+    """
+    if experiment.federation.aggregation == "mean":
+        return
+    behind = sorted(
+        client.name
+        for client in clients
+        if "." in f"{client.get_fqcn() or ''}{client.get_fqsn() or ''}" or client.get_is_leaf() is False
+    )
+    if behind:
+        raise ExperimentError(
+            f"federation.aggregation '{experiment.federation.aggregation}' holds the differences of all sites, which a "
+            f"federation with relays is too large for ({', '.join(behind)}: behind or above others); set it to 'mean'"
+        )
 
 
 def _best_scores(kept: Mapping[str, Any], run: ServerRun) -> dict[str, float]:

@@ -20,7 +20,7 @@ from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError
 from harmofl.sections import outside_text
 
-SCALARS = ("validation", "loss", "seconds", "bytes_sent")  # of each site; `validation_mean` of all
+SCALARS = ("validation", "loss", "seconds", "bytes_sent", "norm")  # of each site; `validation_mean` of all
 ALL_SITES = "server"  # no site has FLARE's name of the server
 TENSORBOARD_FOLDER, MLFLOW_FILE = "tb_events", "mlflow.db"
 MLFLOW_URI_VARIABLE = "MLFLOW_TRACKING_URI"  # MLflow's own

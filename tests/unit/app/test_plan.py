@@ -8,7 +8,7 @@ from harmofl.app import costs
 from harmofl.app.cli import main
 from harmofl.app.costs import Pace
 from harmofl.app.forecast import MODELS_AT_SERVER, SIMULATOR_WAITS, Parts, forecast, measure_parts
-from harmofl.app.plan import Request, _advice, _minimums, experiment_of, rate_of
+from harmofl.app.plan import Request, _advice, _held, _minimums, experiment_of, rate_of
 from tests.small_job import JOB
 
 PARTS = Parts(
@@ -31,8 +31,8 @@ PARTS = Parts(
 )
 
 
-def of_sites(sites: int, server_rate: float, site_rate: float, epochs: int = 2):  # type: ignore[no-untyped-def]
-    experiment = experiment_of("unet", [f"training.local_epochs={epochs}"])
+def of_sites(sites: int, server_rate: float, site_rate: float, *more: str, epochs: int = 2):  # type: ignore[no-untyped-def]
+    experiment = experiment_of("unet", [f"training.local_epochs={epochs}", *more])
     rates = {"server_rate": server_rate, "site_rate": site_rate}
     return forecast(PARTS, experiment, sites=sites, images=100, validation=20, **rates)
 
@@ -61,6 +61,25 @@ def test_the_slower_line_counts_and_then_the_server_itself() -> None:
 
 def test_server_memory_does_not_depend_on_the_number_of_sites() -> None:
     assert of_sites(6, 1e6, 1e6).server_memory == of_sites(200, 1e6, 1e6).server_memory
+
+
+@pytest.mark.parametrize("aggregation", ["median", "trimmed_mean"])
+def test_what_holds_all_differences_takes_their_memory_and_time(aggregation: str) -> None:
+    settings = (f"federation.aggregation={aggregation}", "federation.minimum_sites=3")
+    held = [of_sites(sites, 1e6, 1e6, *settings) for sites in (6, 200)]
+    plain = of_sites(6, 1e6, 1e6)
+    assert [one.server_memory - plain.server_memory for one in held] == [6 * 500, 200 * 500]
+    # 3 s for the close of a round were measured with 3 answers
+    assert [one.server for one in held] == [6 + 0.25, 200 + 0.25]
+
+
+def test_the_plan_says_what_the_server_s_memory_grows_with() -> None:
+    def said(*settings: str) -> str:
+        return _held(Request("unet", [], 20, 1e6, 1e6, 100), experiment_of("unet", settings))
+
+    assert said() == "whatever the number of sites"
+    held = said("federation.aggregation=median", "federation.minimum_sites=3")
+    assert held.startswith("which holds the differences of all 20 sites until the round has closed")
 
 
 @pytest.mark.parametrize(("text", "rate"), [("100Mbit", 12.5e6), ("1.5 Gbit", 187.5e6), ("800kbit/s", 1e5)])

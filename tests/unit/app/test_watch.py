@@ -94,6 +94,15 @@ def test_a_line_a_round_with_who_failed_and_the_time_left() -> None:
         "about 2 minutes left",
     ]
     assert progress_lines(None) == []
+    odd = {
+        **PROGRESS["closed"][0],
+        "norms": [0.0212, 4e29],
+        "warnings": ["round 0: B is an outlier: norm 4e+29 a step"],
+    }
+    assert progress_lines({**PROGRESS, "closed": [odd], "seconds_left": None})[1:] == [
+        "round 0: 3 of 3 sites accepted, received model scores undefined, norms a step 0.021 to 4e+29",
+        "WARNING: round 0: B is an outlier: norm 4e+29 a step",
+    ]
     assert progress_lines({**PROGRESS, "start_round": 1, "closed": []})[0] == "resumed from round 1"
 
 

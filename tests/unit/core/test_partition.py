@@ -71,6 +71,15 @@ def test_every_entry_has_one_place(local_layers):
     assert sorted(everything) == sorted(network.state_dict())
 
 
+@pytest.mark.parametrize(("norm", "count"), [("batch", 121), ("instance", 0)])
+def test_running_variances_are_known_by_the_type_of_their_module(norm, count):
+    network = build_network("densenet121", 3, (0.5, 0.5), width=4, norm=norm, seed=0)
+    variances = partition_of(network, "none").variances
+    assert len(variances) == count and all(name.endswith(".running_var") for name in variances)
+    assert partition_of(network, "norm").variances == frozenset()
+    assert partition_of(nn.BatchNorm2d(3), "none").variances == {"running_var"}
+
+
 # BasicUNet has 18 conv blocks with a norm layer, DenseNet121 has 121 norm layers (1 + 2 * 58 + 3 + 1).
 @pytest.mark.parametrize(
     ("name", "norm", "entries"),

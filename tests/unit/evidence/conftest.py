@@ -92,6 +92,10 @@ def rounds() -> list[RoundRecord]:
         "sites_refused": {},
         "bytes_sent": {"HEALTHY": 100, "EMPTY": 100},
         "server_resident_mib": 200.0,
+        "norm": {"HEALTHY": 0.25, "EMPTY": 4e29},
+        "scaled": {"EMPTY": 2.5e-30},
+        "outliers": {"EMPTY": "norm 4e+29 a step is above 1; scaled by 2.5e-30 (federation.norm_bound 10)"},
+        "cosine": {"HEALTHY": 0.1, "EMPTY": 0.1},
     }
     second = first | {
         "round": 1,
@@ -101,5 +105,10 @@ def rounds() -> list[RoundRecord]:
         "seconds": {},
         "sites_accepted": ["HEALTHY"],
         "sites_refused": {"EMPTY": "entry w holds values that are not finite"},
+        "norm": {"HEALTHY": 0.25},
+        "scaled": {},
+        "outliers": {},
+        "cosine": {},
+        "fall": "validation fell from 0.300 to 0.100 with round 0: no site's difference points away from the rest",
     }
     return [RoundRecord.model_validate(record) for record in (first, second)]

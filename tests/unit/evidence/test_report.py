@@ -12,6 +12,7 @@ from harmofl.evidence.results import Results, RoundRecord
 from harmofl.tasks.answers import Illustration
 
 HOSTILE = "<script>alert(1)</script>&\"'"
+NORMS = {"norm", "scaled", "outliers", "cosine", "fall"}
 VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
@@ -79,6 +80,17 @@ def test_refused_sites_and_undefined_numbers_of_a_round(page):
     ]
 
 
+def test_outliers_and_falls_stand_beside_their_rounds_and_norms_in_a_figure(page, results, rounds, tmp_path):
+    rows = Page(page)
+    (notes,) = [table for table in rows.tables if table[0][-1].startswith("outliers")]
+    assert notes[1:] == [["0", f"EMPTY: {rounds[0].outliers['EMPTY']}"], ["1", rounds[1].fall]]
+    assert "norm of each site's difference a training step by round" in page
+    assert "above 10 times (federation.norm_bound)" in " ".join(page.split())
+    plain = [RoundRecord.model_validate(record.model_dump(exclude=NORMS)) for record in rounds]
+    write_report(results, plain, tmp_path / "report.html")  # of a version that did not measure them
+    assert "norm of each site" not in (tmp_path / "report.html").read_text(encoding="utf-8")
+
+
 def test_the_page_says_what_it_stands_on(page):
     text = " ".join(page.split())
     assert "synthetic data" in text
@@ -98,11 +110,12 @@ def test_what_left_each_site_and_with_what_noise(results, rounds, tmp_path):
     tables = Page((tmp_path / "report.html").read_text(encoding="utf-8")).tables
     (sent,) = [table for table in tables if "numbers sent, bytes" in table[0]]
     left = {row[0]: row[2:] for row in sent}
-    # megabytes of weights, bytes of the amplitude, patients behind it, noise on it, bytes of the numbers, the ledger
-    counted = "2 released, 1 sent again, 3 held back"
-    assert left["HEALTHY"] == ["1.2", "132", "40", "epsilon 1, delta 1e-05, 40 patients clipped at 5", "900", counted]
-    assert left["EMPTY"] == ["1.2", "132", "–", "none", "900", "not counted"]
-    assert left["SILENT"] == ["1.2", "132", "–", "–", "900", "not counted"]
+    # megabytes of weights, bytes of the amplitude, patients behind it, noise on it, bytes of the numbers, norm of the
+    # differences, the ledger
+    noise, counted = "epsilon 1, delta 1e-05, 40 patients clipped at 5", "2 released, 1 sent again, 3 held back"
+    assert left["HEALTHY"] == ["1.2", "132", "40", noise, "900", "0.25, 0.25", counted]
+    assert left["EMPTY"] == ["1.2", "132", "–", "none", "900", "4e+29, 4e+29", "not counted"]
+    assert left["SILENT"] == ["1.2", "132", "–", "–", "900", "–", "not counted"]
 
 
 def test_data_findings_are_counts_by_code(results, rounds, tmp_path):
@@ -168,7 +181,7 @@ def test_many_rounds_are_folded_away(results, rounds, tmp_path):
 
 def test_figures_take_their_colors_from_the_page(page):
     figures = re.findall(r"<svg .*?</svg>", page, flags=re.DOTALL)
-    assert len(figures) == 3  # scores, validation, loss
+    assert len(figures) == 4  # scores, validation, loss, norms
     for figure in figures:
         assert "currentColor" in figure and re.search(r"var\(--(series-0|worst)\)", figure)
         assert not re.search(r"#0[01]0[0-9a-f]{3}|#000000", figure)

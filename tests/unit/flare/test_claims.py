@@ -10,7 +10,8 @@ from toy_answers import difference, refused, statistic
 from harmofl.core.gaussian_mechanism import calibrate_sigma
 from harmofl.evidence.results import NoiseStatement
 from harmofl.flare.claims import _check_summaries, check_amplitude, check_numbers, note_counts
-from harmofl.flare.wire import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK, MessageError, SiteNumbers, UpdateMessage
+from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK
+from harmofl.flare.wire import MessageError, SiteNumbers, UpdateMessage
 from harmofl.tasks import TaskBounds
 
 CASES = {"training": 5, "validation": 2, "test": 2}

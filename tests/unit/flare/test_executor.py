@@ -15,7 +15,7 @@ from nvflare.app_common.logging.job_log_streamer import JobLogStreamer
 
 from harmofl.core.training import NotFiniteError, TrainingError, TrainingStoppedError
 from harmofl.data.findings import DataRootError
-from harmofl.experiment import ExperimentError, resolve
+from harmofl.experiment import RULES, ExperimentError, resolve
 from harmofl.flare.executor import HarmoFLExecutor
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.site_settings import LimitSettings, NoiseSettings, SiteSettings
@@ -173,6 +173,7 @@ def test_a_job_of_another_submitter_gets_nothing_of_a_run(
     monkeypatch.setattr("harmofl.flare.executor.site_config", lambda _: config)
     monkeypatch.setattr("harmofl.flare.executor.resolve_job", lambda context, demo: experiment)
     monkeypatch.setattr(HarmoFLExecutor, "_dispatch", staticmethod(lambda *_: pytest.fail("the task was begun")))
+    SiteState(tmp_path / "state", "job").save_once("rules", dict(RULES))
     SiteState(tmp_path / "state", "job").save_once("owner", {"name": "lead@ucl.org", "org": "ucl"})
     fl_ctx.set_prop(FLContextKey.JOB_META, {"submitter_name": "lead@hk.org", "submitter_org": "hk"})
     task = TaskHeader(run_id="job", experiment_hash=experiment.hash, demo=False, round_number=0).attach(Shareable())

@@ -41,7 +41,7 @@ def test_a_resumed_run_that_fails_before_it_has_trained_changes_nothing(toy: Toy
     toy.round(3)
     after = files_of(state)
     assert after.keys() == {
-        "findings.pt", "split.pt", "marked_000001.pt", "round_000002.pt", "round_000003.pt"
+        "findings.pt", "split.pt", "rules.pt", "marked_000001.pt", "round_000002.pt", "round_000003.pt"
     }  # fmt: skip
 
 

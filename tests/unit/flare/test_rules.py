@@ -9,7 +9,7 @@ import torch
 from harmofl.app.grid import cells_of_other_rules
 from harmofl.experiment import RULES, ExperimentError, rules_problem
 from harmofl.flare.persistor import save_model_file
-from harmofl.flare.rule_memory import refuse_other_rules
+from harmofl.flare.rule_memory import keep_rules, refuse_other_rules
 from harmofl.flare.site import SiteError
 from harmofl.flare.state import Checkpoint, SiteState, save_atomically
 
@@ -63,6 +63,8 @@ def test_no_run_goes_on_from_a_checkpoint_of_other_rules_but_the_model_loads(sav
 
 def test_a_site_keeps_the_rules_with_the_first_state_of_a_run(tmp_path):
     refuse_other_rules(SiteState(tmp_path, "run1"))
+    assert SiteState(tmp_path, "run1").is_empty, "looking writes nothing"
+    keep_rules(SiteState(tmp_path, "run1"))
     SiteState(tmp_path, "run1").save_round(0, {"optimizer": {}})
     refuse_other_rules(SiteState(tmp_path, "run1"))
 

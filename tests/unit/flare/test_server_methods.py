@@ -40,7 +40,7 @@ def with_toy_parameters(run: ServerRun) -> ServerRun:
 
 
 def test_fednova_normalizes_by_the_steps_that_were_taken(opened, answer):
-    aggregator, run, context = opened(NOVA)
+    aggregator, run, context = opened(NOVA | {"federation.norm_bound": None})
     with_toy_parameters(run)
     assert aggregator.accept(answer("A", difference(2.0), images=16, skipped_steps=1), context)
     assert aggregator.accept(answer("B", difference(6.0, count=9), images=36), context)
@@ -53,7 +53,8 @@ def test_fednova_normalizes_by_the_steps_that_were_taken(opened, answer):
 
 @pytest.mark.parametrize("optimizer", ["average", "nova", "adam"])
 def test_every_rule_knows_the_parameters_of_the_network(make_run, optimizer):
-    run = make_run({"federation.server_optimizer": optimizer, "federation.server_learning_rate": 2.0, **BATCH_NORM})
+    changes = {"federation.server_optimizer": optimizer, "federation.server_learning_rate": 2.0}
+    run = make_run({**changes, **BATCH_NORM, "federation.norm_bound": None})
     weights = run.initial_weights()
     variances = [name for name in weights if name.endswith("running_var")]
     assert variances

@@ -124,6 +124,8 @@ def test_progress_names_the_worst_site_and_only_rounds_of_this_job(stored, numbe
         "refused": {"C": "internal_error: see its log"},
         "mean": 0.375,
         "worst": ["B", 0.25],
+        "norms": None,
+        "warnings": [],
     }
     assert told["waiting_for"] == ["A", "B"] and told["sites"] == ["A", "B", "C"]
 

@@ -5,10 +5,12 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from nvflare.apis.event_type import EventType
 from nvflare.apis.fl_context import FLContext, FLContextManager
 
+from harmofl.core.norm_rule import SentDifference
 from harmofl.experiment import ExperimentError, resolve, set_key
 from harmofl.flare.record import close_round, end_books
 from harmofl.flare.tracking import ALL_SITES, SCALARS, TENSORBOARD_FOLDER, Tracking, open_tracking, points
@@ -35,6 +37,7 @@ def tracked(make_run, numbers, context, tmp_path):
         for site in run.expected:
             run.numbers[site] = dict(numbers)
             run.count_bytes(site, {"weights": 100, "amplitude": 8})
+            run.sent[site] = SentDifference(0.5, 1.0, "", np.ones(4))
         run.numbers["C"]["validation"] = None
         return run
 

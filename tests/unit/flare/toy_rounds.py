@@ -11,9 +11,9 @@ from torch import nn
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, arrays_sha256, build_optimizer, fit_round, seed_of
 from harmofl.experiment import Experiment
-from harmofl.flare.aggregator import contribution_weight, taken_steps
 from harmofl.flare.local_amplitude import build_normalization
 from harmofl.flare.participant import Participant
+from harmofl.flare.round_norms import add_difference, open_round
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.site import SiteConfig
 from harmofl.flare.wire import ModelMessage, UpdateMessage, pack_update, unpack_update
@@ -44,14 +44,14 @@ class ToyRounds:
     def round(self, number: int) -> None:
         """Train one round at every site, with the answers packed as they leave, and move the weights."""
         self.run.model_sha256 = arrays_sha256(self.weights)
-        mean = self.run.rule.open_round(self.weights)
+        mean = open_round(self.run, self.weights)
         for name in self.run.expected:
             update = self.site(name).train(number, ModelMessage(self.weights), self.run.header(number).best_round)
             update = unpack_update(pack_update(update))
             self.updates[name] = update
             assert update.numbers["received_sha256"] == self.run.model_sha256
             if update.difference is not None:
-                mean.add(update.difference, contribution_weight(update, self.run), taken_steps(update))
+                add_difference(mean, name, update, self.run)
         self.weights = self.run.rule.next_model(self.weights, mean.mean())
 
     def rounds(self, count: int, start: int = 0) -> None:

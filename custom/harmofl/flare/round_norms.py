@@ -1,0 +1,141 @@
+"""What the server notes of the differences of a round: norms, outliers, and who pulled where when a score falls."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from harmofl.core.aggregation import ContributionError
+from harmofl.core.direction import cosine_to_rest
+from harmofl.core.norm_rule import usual_norm
+from harmofl.core.server_rules import RoundMean
+from harmofl.evidence.results import RoundRecord
+from harmofl.flare.server_run import ServerRun
+from harmofl.flare.wire import UpdateMessage
+
+FALL, LEAST_FALL = 0.2, 0.05  # of the score before, and of the score's scale: less comes and goes between rounds
+AWAY = -0.1  # a cosine below this points away; projections tell it within about 0.1
+
+
+def open_round(run: ServerRun, weights: Mapping[str, Any]) -> RoundMean:
+    """The mean of a round that begins with these weights, with the norms of the round before as its measure.
+
+    They come from the run's record, so that a resumed run goes on with those of the round that was saved last.
+    """
+    last = run.rounds[-1] if run.rounds else None
+    # what was added, and not what was sent: a norm that was scaled once must not widen the next round's limit
+    added = [norm * last.scaled.get(site, 1.0) for site, norm in last.norm.items()] if last else []
+    return run.rule.open_round(weights, usual_norm(added), first=last is None)
+
+
+def add_difference(mean: RoundMean, site: str, update: UpdateMessage, run: ServerRun) -> str:
+    """Check a site's difference and add it, scaled where the run bounds norms.
+
+    Returns:
+        Why it is an outlier, in one line; empty where it is none.
+
+    Raises:
+        ContributionError: see `RoundMean.add`; also numbers that tell too little.
+    """
+    assert update.difference is not None
+    sent = mean.add(update.difference, contribution_weight(update, run), taken_steps(update))
+    run.sent[site] = sent
+    return sent.note
+
+
+def taken_steps(update: UpdateMessage) -> int:
+    """How many training steps moved the weights; `harmofl.flare.claims` has held them against the site's images."""
+    return int(update.numbers.get("steps", 0)) - int(update.numbers.get("skipped_steps", 0))
+
+
+def contribution_weight(update: UpdateMessage, run: ServerRun) -> float:
+    """1 for every site (the paper's tables), or its number of training images.
+
+    Raises:
+        ContributionError: it tells no such number.
+    """
+    return 1 if run.experiment.federation.weights == "uniform" else _images(update)
+
+
+def _images(update: UpdateMessage) -> int:
+    images = update.numbers.get("images")
+    if isinstance(images, bool) or not isinstance(images, int) or images < 1:
+        raise ContributionError(f"number of training images is {images!r}")
+    return images
+
+
+def norms_of_round(run: ServerRun, accepted: list[str], validation: Mapping[str, float | None]) -> dict[str, Any]:
+    """The entries of a round's record about differences; what is kept of them for the round ends here.
+
+    Args:
+        run: before the round's record is among its own.
+        accepted: sites of the round.
+        validation: by site the score of the model that the round began with.
+    """
+    sent = {site: run.sent[site] for site in accepted if site in run.sent}
+    run.sent.clear()
+    return {
+        "norm": {site: held.norm for site, held in sent.items()},
+        "scaled": {site: held.factor for site, held in sent.items() if held.factor < 1},
+        "outliers": {site: held.note for site, held in sent.items() if held.note},
+        "cosine": cosine_to_rest({site: held.direction for site, held in sent.items()}),
+        "fall": fall_line(run, validation),
+    }
+
+
+def fall_line(run: ServerRun, validation: Mapping[str, float | None]) -> str:
+    """What is known of a sharp fall of the validation score with the last closed round; empty where it did not fall.
+
+    Scores are compared over the sites that have both; it falls sharply by a fifth and by 0.05.
+    """
+    if not run.rounds:
+        return ""
+    last = run.rounds[-1]
+    both = sorted(site for site, score in validation.items() if score is not None and _before(last, site) is not None)
+    if not both:
+        return ""
+    before = math.fsum(last.validation[site] or 0.0 for site in both) / len(both)
+    after = math.fsum(validation[site] or 0.0 for site in both) / len(both)
+    if before - after < max(LEAST_FALL, FALL * before):
+        return ""
+    away = sorted((cosine, site) for site, cosine in last.cosine.items() if cosine < AWAY)
+    pulled = ", ".join(f"{site} (cosine {cosine:.2f})" for cosine, site in away)
+    who = (
+        f"the differences of these sites point away from the rest: {pulled}"
+        if away
+        else ("no site's difference points away from the rest")
+    )
+    outliers = "".join(f"; {site}: {note}" for site, note in last.outliers.items())
+    kept = f"; the best model, of round {run.best_round}, stays" if run.best_round is not None else ""
+    return f"validation fell from {before:.3f} to {after:.3f} with round {last.round}: {who}{outliers}{kept}"
+
+
+def _before(record: RoundRecord, site: str) -> float | None:
+    return record.validation.get(site)
+
+
+def outlier_reasons(run: ServerRun) -> str:
+    """The outliers of the last closed round, for a line about what went wrong after it; empty without any."""
+    if not run.rounds or not run.rounds[-1].outliers:
+        return ""
+    last = run.rounds[-1]
+    return f"; outliers of round {last.round}: " + "; ".join(f"{site}: {note}" for site, note in last.outliers.items())
+
+
+def round_warnings(record: RoundRecord) -> list[str]:
+    """One line for each outlier of a round, and one about a fall of the score."""
+    lines = [f"{site} is an outlier: {note}" for site, note in record.outliers.items()]
+    return [f"round {record.round}: {line}" for line in [*lines, *([record.fall] if record.fall else [])]]
+
+
+def run_warnings(run: ServerRun) -> list[str]:
+    """What a reader of the scores must know: who was an outlier when, and when the score fell."""
+    rounds: dict[str, list[int]] = {}
+    for record in run.rounds:
+        for site in record.outliers:
+            rounds.setdefault(site, []).append(record.round)
+    lines = [
+        f"{site}: an outlier in {len(held)} of {len(run.rounds)} rounds (first: round {held[0]}: "
+        f"{next(record.outliers[site] for record in run.rounds if record.round == held[0])})"
+        for site, held in sorted(rounds.items())
+    ]
+    return [*lines, *(record.fall for record in run.rounds if record.fall)]
