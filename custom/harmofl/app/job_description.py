@@ -188,7 +188,8 @@ def _leaving_lines(kit: Kit, job: Job, experiment: Experiment | None) -> Iterato
     yield from _amplitude_lines(_scope(kit, job).get("properties") or {}, experiment)
     yield (
         "every round: counts of cases by split and of skipped cases and warnings by reason (a code), steps, loss, mean "
-        "validation score, seconds, hash of the model received"
+        "validation score, seconds, hash of the model received, this site's limits, counts of its amplitudes over all "
+        "jobs"
     )
     scores = _limits(kit, job).case_scores
     yield "at the end: test scores, " + (
