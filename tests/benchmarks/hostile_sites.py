@@ -159,7 +159,7 @@ def honest_rows(overrides: Mapping[str, Any]) -> Iterator[str]:
         for center, (site, size) in enumerate(WILDS.items()):
             count = round(PATCHES * size / max(WILDS.values()))
             profile = profiles["laboratories"][site]
-            write_patches_site(roots[site], profile, center, slides=20, patches=count, seed=center, size=64)
+            write_patches_site(roots[site], profile, [center], slides=20, patches=count, seed=center, size=64)
         for name, changed in HONEST.items():
             experiment = settings_of("harmofl_camelyon17", {**UNEQUAL, **overrides, **changed})
             with tempfile.TemporaryDirectory() as folder:

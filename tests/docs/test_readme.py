@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from harmofl.app.cli import _parser
 from harmofl.evidence.results import Results, RoundRecord
 from harmofl.experiment import Experiment
+from harmofl.flare.site_settings import LimitSettings, SiteSettings
 from harmofl.sections import known_keys
 from harmofl.tasks import TASKS
 
@@ -49,6 +50,16 @@ def test_links_between_files_hold(page: Path) -> None:
 def test_every_key_of_the_evidence_is_documented(schema: type[BaseModel]) -> None:
     text = (ROOT / "jobs" / "README.md").read_text()
     assert not [name for name in schema.model_fields if f"`{name}`" not in text]
+
+
+def test_every_property_of_a_site_is_in_the_table_of_what_a_site_sets() -> None:
+    text = (ROOT / "jobs" / "README.md").read_text().partition("## What a site sets\n")[2]
+    sets, _, limits = text.partition("### Limits of a site\n")
+    rows = [line for line in sets.splitlines() if line.startswith("| ")]
+    assert not [name for name in SiteSettings.model_fields if not any(f"`{name}`" in row for row in rows)]
+    rows = [line for line in limits.partition("\n### ")[0].splitlines() if line.startswith("| `")]
+    named = {name for row in rows for name in re.findall(r"`(\w+)`", row.split(" | ")[0])}
+    assert named == set(LimitSettings.model_fields)
 
 
 def test_every_harmofl_command_on_a_page_is_one() -> None:

@@ -1,6 +1,7 @@
 """`harmofl check`: what the folders of images hold, what is wrong with them, and what training will cost."""
 
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import psutil
@@ -50,11 +51,14 @@ def check(
     console = plain_console()
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
-    fewest = None
+    fewest: int | None = None
+    split: AbstractContextManager[None] = nullcontext()
     if kit is not None:
         own = read_hospital(kit)
         experiment, data_root, site, fewest = own.words_in(experiment), own.own_folder(data_root), own.name, own.fewest
-    inspection = inspect(data_root, job, experiment, site, fewest)
+        split = own.split_as_kept(experiment.task)
+    with split:
+        inspection = inspect(data_root, job, experiment, site, fewest)
     for line in inspection.problems:
         console.print(f"error: {line}")
     if inspection.problems and inspection.sites and site is None:

@@ -2,6 +2,7 @@
 
 import copy
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,7 +41,8 @@ def collect_examples(
         root: data root; None for the synthetic data of a demo.
         place: for what is written and decoded on the way.
         site: the only site to look for; the root may then be its own folder.
-        kit: startup kit of the only site to look for, whose own settings say whose a case is.
+        kit: startup kit of the only site to look for, whose own settings say whose a case is, and whose
+            ledger which cases are for testing.
 
     Raises:
         JobError: the model is missing, damaged or not this run's, no one model is, or the task draws no pictures.
@@ -54,18 +56,21 @@ def collect_examples(
     if problem := kept_at_sites(experiment):
         raise JobError(f"no pictures: {problem}")
     model = _best_model(folder, results)
+    split: AbstractContextManager[None] = nullcontext()
     if kit is not None:
         own = read_hospital(kit)
+        split = own.split_as_kept(experiment.task)
         site, root = own.name, own.own_folder(root) if root is not None else None
         experiment, model = own.words_in(experiment), replace(model, experiment=own.words_in(model.experiment))
     if site is not None and site not in results.sites:
         raise JobError(f"--site {site}: the run's sites are {', '.join(results.sites)}")
     names = list(results.sites) if site is None else [site]
     folders = _synthetic(task, names, experiment, place) if root is None else _found(root, names, experiment)
-    shown = tuple(
-        _illustrated(name, held, place / "cache" / name, model, results.sites[name].test.get(results.key_score))
-        for name, held in folders.items()
-    )
+    with split:
+        shown = tuple(
+            _illustrated(name, held, place / "cache" / name, model, results.sites[name].test.get(results.key_score))
+            for name, held in folders.items()
+        )
     return Examples(shown, task.illustrates, WRITTEN_AGAIN if root is None else READ)
 
 

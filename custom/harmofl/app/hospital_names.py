@@ -1,11 +1,14 @@
-"""What a hospital's kit says about its folder and its patients' names, for commands that read its images."""
+"""What a hospital's kit says about its folder, its patients' names and its split, for commands that read its images."""
 
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 
 from harmofl.app.job import JobError
-from harmofl.app.kit import Check, open_kit
+from harmofl.app.kit import Check, Kit, open_kit
+from harmofl.app.privacy import kept_parts
+from harmofl.data.splits import keep_parts
 from harmofl.experiment import Experiment
 from harmofl.flare.site import SiteError, own_root, site_settings
 from harmofl.flare.site_settings import SiteSettings
@@ -19,6 +22,7 @@ class Hospital:
     name: str
     settings: SiteSettings
     fewest: int
+    kit: Kit
 
     def words_in(self, experiment: Experiment) -> Experiment:
         """An experiment as this site reads its folder."""
@@ -29,6 +33,10 @@ class Hospital:
         """The folder in `root` that the settings name, where it is there, else `root` itself."""
         folder = own_root(str(root), self.settings)
         return folder if folder.is_dir() else root
+
+    def split_as_kept(self, task: str) -> AbstractContextManager[None]:
+        """Let patients be split inside as this site's jobs of a task split them since the first one."""
+        return keep_parts(kept_parts(self.kit, task))
 
 
 def read_hospital(kit: Path) -> Hospital:
@@ -43,7 +51,7 @@ def read_hospital(kit: Path) -> Hospital:
     properties = opened.properties()
     try:
         own = site_settings(properties)
-        return Hospital(opened.name, own, own.minimum_cases)
+        return Hospital(opened.name, own, own.minimum_cases, opened)
     except SiteError as error:
         raise JobError(f"--kit {kit}: {error}") from None
 

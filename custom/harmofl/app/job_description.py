@@ -186,15 +186,16 @@ def _leaving_lines(kit: Kit, job: Job, experiment: Experiment | None) -> Iterato
         return
     yield _weights_line(experiment)
     yield from _amplitude_lines(_scope(kit, job).get("properties") or {}, experiment)
+    limits = _limits(kit, job)
+    fewest = count_text(limits.scored_patients, "patient")
     yield (
-        "every round: counts of cases by split and of skipped cases and warnings by reason (a code), steps, loss, mean "
-        "validation score, seconds, hash of the model received, this site's limits, counts of its amplitudes over all "
-        "jobs"
+        "every round: counts of cases by split and of skipped cases and warnings by reason (a code), of amplitudes "
+        "released, sent again and held back over all jobs, steps, loss, mean validation score (of at least "
+        f"{fewest}), seconds, hash of the model received, this site's limits"
     )
-    scores = _limits(kit, job).case_scores
-    yield "at the end: test scores, " + (
+    yield f"at the end: test scores of at least {fewest}, " + (
         "a number a case without its name, and which cases are of one patient"
-        if scores
+        if limits.case_scores
         else "their mean and interval (limits.case_scores is off at this site)"
     )
     yield "where a task fails: a code and one line, without paths and names"

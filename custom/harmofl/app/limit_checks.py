@@ -7,7 +7,7 @@ from harmofl.app.kit import Check, Kit
 from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment, resolve
 from harmofl.flare.site import SiteError, own_setting
-from harmofl.flare.site_limits import described_limits, exceeded
+from harmofl.flare.site_limits import Excess, described_limits, exceeded
 from harmofl.flare.site_settings import MINIMUM_CASES, LimitSettings
 
 
@@ -42,13 +42,13 @@ def check_limits(kit: Kit, job: Job | None, experiment: Experiment | None) -> It
     if limits.minimum_sites < LimitSettings().minimum_sites:
         message = f"minimum_sites is {limits.minimum_sites}: {_told_by_few(limits.minimum_sites)}"
         yield Check("note", "limits", message, "for a rehearsal; with patients leave it at 3 or more")
-    for found in exceeded(limits, experiment or resolve(job.settings), len(job.sites)) if job else ():
+    for found in _exceeded(limits, job, experiment) if job else ():
         yield Check("error", found.setting, found.message, found.fix)
 
 
 def check_default_limits(job: Job, experiment: Experiment | None) -> Iterator[Check]:
     """Tell whoever submits a job what of it a hospital refuses that has left its limits at the defaults."""
-    for found in exceeded(LimitSettings(), experiment or resolve(job.settings), len(job.sites)):
+    for found in _exceeded(LimitSettings(), job, experiment):
         message = f"{found.message} at a hospital with the default limits, which refuses the job"
         yield Check("warning", found.setting, message, found.fix)
 
@@ -63,8 +63,18 @@ def check_patients(kit: Kit, patients: int) -> Iterator[Check]:
 
 def warnings_for_careful_sites(job: Job, experiment: Experiment) -> list[str]:
     """What of a job a hospital refuses that has left its limits at the defaults, a line each."""
-    found = exceeded(LimitSettings(), experiment, len(job.sites))
+    from harmofl.tasks import is_outside
+
+    found = _exceeded(LimitSettings(), job, None if is_outside(experiment.task) else experiment)
     return [f"a hospital with the default limits refuses this job: {excess}" for excess in found]
+
+
+def _exceeded(limits: LimitSettings, job: Job, experiment: Experiment | None) -> list[Excess]:
+    """What of a job exceeds limits; the size of its network too, where its task is no code of the job's own."""
+    from harmofl.flare.network_size import large_network  # torch with it
+
+    found = exceeded(limits, experiment or resolve(job.settings), len(job.sites))
+    return found if experiment is None else [*found, *large_network(limits, experiment)]
 
 
 def _told_by_few(sites: int) -> str:

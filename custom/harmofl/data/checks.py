@@ -13,7 +13,8 @@ from harmofl.data.layout import Case, find_cases
 from harmofl.data.mask_meaning import unlike_the_others
 from harmofl.data.pairs import ImagePair, read_pair
 from harmofl.data.splits import FRACTIONS, Split, split_cases
-from harmofl.data.volumes import VolumeSettings, fit_pair
+from harmofl.data.volumes import Volume, VolumeSettings, fit_pair
+from harmofl.data.windows import foreground_slices
 
 
 @dataclass(frozen=True)
@@ -27,6 +28,7 @@ class CaseReport:
         orientation: axis codes of the image file as stored.
         labels: labels above 0 in the mask file.
         foreground_slices: slices that hold prostate.
+        foreground: which slices do at the experiment's size, as training chooses them, counted from 0.
         gland_ml: volume of the gland in mL.
         image_digest: hash of the decoded image, equal for copies under other names or compressions.
     """
@@ -37,6 +39,7 @@ class CaseReport:
     orientation: str
     labels: tuple[int, ...]
     foreground_slices: int
+    foreground: tuple[int, ...]
     gland_ml: float
     image_digest: str
 
@@ -97,11 +100,12 @@ def check_site(
     for case in cases:
         try:
             pair = read_pair(case)
-            findings += fit_pair(case, pair, settings).findings
+            volume = fit_pair(case, pair, settings)
         except CaseError as error:
             findings.append(error.finding)
         else:
-            reports.append(_case_report(case, pair))
+            findings += volume.findings
+            reports.append(_case_report(case, pair, volume))
     findings += _duplicates(reports)
     findings += unlike_the_others({report.name: report.gland_ml for report in reports}, "mL")
     split = split_cases([report.name for report in reports], seed, fractions, patient)
@@ -111,7 +115,7 @@ def check_site(
     return SiteReport(tuple(reports), tuple(findings), split, size)
 
 
-def _case_report(case: Case, pair: ImagePair) -> CaseReport:
+def _case_report(case: Case, pair: ImagePair, volume: Volume) -> CaseReport:
     slices, rows, columns = pair.image.shape
     return CaseReport(
         name=case.name,
@@ -120,6 +124,7 @@ def _case_report(case: Case, pair: ImagePair) -> CaseReport:
         orientation=pair.orientation,
         labels=pair.labels,
         foreground_slices=int(pair.mask.any(axis=(1, 2)).sum()),
+        foreground=tuple(foreground_slices(volume)),
         gland_ml=float(np.count_nonzero(pair.mask) * pair.voxel_ml),
         image_digest=hashlib.blake2b(pair.image.tobytes(), digest_size=20).hexdigest(),
     )

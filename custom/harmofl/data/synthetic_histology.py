@@ -2,7 +2,7 @@
 
 import csv
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -51,7 +51,7 @@ NUCLEI_SITES: dict[str, NucleiSite] = {
 
 
 def write_patches_site(
-    folder: Path, profile: str, center: int, *, slides: int, patches: int, seed: int, size: int = 96
+    folder: Path, profile: str, centers: Sequence[int], *, slides: int, patches: int, seed: int, size: int = 96
 ) -> None:
     """Write the patches of one synthetic hospital in the layout of Camelyon17-WILDS.
 
@@ -62,23 +62,28 @@ def write_patches_site(
     Args:
         folder: receives metadata.csv and patches/; must be missing or empty.
         profile: one of HOSPITALS.
-        center: number of the hospital in the column `center`, 0-based; patients and slides are numbered by it.
+        centers: 0-based numbers in the column `center`, to which the slides are dealt out in turn; patients and slides
+            are numbered by them.
         slides: number of slides, at most MOST_SLIDES.
         patches: number of patches on all slides together.
         seed: of the whole data set.
         size: pixels along both edges of a patch, of about 1 micrometer.
 
     Raises:
-        ValueError: an unknown profile, or more slides or patches than there are places.
+        ValueError: an unknown profile, more slides or patches than there are places, or a center without any.
         FileExistsError: the folder holds something else.
     """
     _check_known(profile, HOSPITALS)
     if not 1 <= slides <= MOST_SLIDES or patches > slides * PLACES**2:
         raise ValueError(f"{slides} slides with {patches} patches: at most {MOST_SLIDES} slides of {PLACES**2} patches")
+    if not 1 <= len(centers) <= min(slides, patches):
+        raise ValueError(f"{len(centers)} centers with {slides} slides of {patches} patches: give each center one")
     rows = []
     for slide in range(slides):
         count = len(range(slide, patches, slides))
-        rows += _slide_rows(_generator(seed, profile, slide, PLACES**2), center, slide, count, size)
+        rows += _slide_rows(
+            _generator(seed, profile, slide, PLACES**2), centers[slide % len(centers)], slide, count, size
+        )
 
     def write(part: Path) -> None:
         _write_metadata(part / "metadata.csv", rows)

@@ -99,13 +99,22 @@ def background_where_blank(labels_SHW: Tensor, image: np.ndarray) -> Tensor:
 
 def chosen_slices(volume: Volume, slices: SliceChoice) -> list[int]:
     """Return the slices of a volume that a choice keeps, from feet to head."""
-    depth = len(volume.mask)
+    return slices_of(len(volume.mask), foreground_slices(volume), slices)
+
+
+def foreground_slices(volume: Volume) -> list[int]:
+    """Return the slices of a volume that hold prostate, from feet to head."""
+    found: list[int] = np.flatnonzero(volume.mask.reshape(len(volume.mask), -1).any(axis=1)).tolist()
+    return found
+
+
+def slices_of(depth: int, foreground: Sequence[int], slices: SliceChoice) -> list[int]:
+    """Return which of `depth` slices a choice keeps, where these hold prostate."""
     if slices == "all":
         return list(range(depth))
-    foreground = np.flatnonzero(volume.mask.reshape(depth, -1).any(axis=1)).tolist()
     if slices == "published":
         return [index for index in foreground if 0 < index < depth - 1]
-    return foreground
+    return list(foreground)
 
 
 def _neighborhood(index: int, depth: int, neighbors: int) -> np.ndarray:

@@ -221,6 +221,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         def received(site: str, update: UpdateMessage) -> bool:
             check_numbers(site, update, self.run, AMPLITUDE_TASK)
             if update.amplitude is None:
+                note_counts(site, update, self.run)
                 self.run.count_bytes(site, payload_bytes(update))
                 self.log_warning(fl_ctx, f"{site}: sends no amplitude; it trains with the global one")
                 self.run.refused[site] = "sent none"

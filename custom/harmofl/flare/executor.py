@@ -75,8 +75,7 @@ class HarmoFLExecutor(Executor):
         from harmofl.core.training import TrainingStoppedError
         from harmofl.flare.lean_monai import import_lean_monai
         from harmofl.flare.participant import Participant
-        from harmofl.flare.run_owner import refuse_run_of_another
-        from harmofl.flare.run_ownership import refuse_other_run
+        from harmofl.flare.run_owner import refuse_other_run, refuse_run_of_another
         from harmofl.tasks import is_outside
 
         header, site, experiment = self._admitted(task_name, shareable, fl_ctx)

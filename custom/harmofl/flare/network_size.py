@@ -4,6 +4,8 @@ import torch
 
 from harmofl.experiment import Experiment
 from harmofl.flare.site import SiteConfig, SiteError
+from harmofl.flare.site_limits import Excess
+from harmofl.flare.site_settings import LimitSettings
 from harmofl.tasks import untrained_network
 
 
@@ -15,6 +17,18 @@ def parameter_count(experiment: Experiment) -> int:
     """
     with torch.device("meta"):
         return sum(parameter.numel() for parameter in untrained_network(experiment).parameters())
+
+
+def large_network(limits: LimitSettings, experiment: Experiment) -> list[Excess]:
+    """What of a job's network exceeds a site's limits, for preflight and bundle; none where it cannot be built."""
+    try:
+        count, most = parameter_count(experiment), limits.parameters
+    except ValueError:  # said where its memory is asked for
+        return []
+    if count <= most:
+        return []
+    message = f"makes a network of {count} parameters, limits.parameters is {most}"
+    return [Excess("network.width", message, "lower it, or ask the hospital to raise its limit")]
 
 
 def refuse_large_network(experiment: Experiment, site: SiteConfig) -> None:

@@ -1,4 +1,4 @@
-"""Who submitted a run, kept with it at server and sites: only that person, or a project admin, resumes it."""
+"""Whose a run is: a task's run belongs to its job, and only who submitted it, or a project admin, resumes it."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -8,13 +8,15 @@ from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 
-from harmofl.experiment import ExperimentError
+from harmofl.experiment import Experiment, ExperimentError
+from harmofl.flare.amplitude_message import MessageError
+from harmofl.flare.rule_memory import keep_rules
 from harmofl.flare.site import SiteError
 from harmofl.flare.state import SiteState, StateError, write_text_atomically
 from harmofl.sections import Section, parse_json
 
 OWNER_FILE = "owner.json"
-_OWNER = "owner"  # in a site's state of a run
+_OWNER, _BEGUN = "owner", "begun"  # in a site's state of a run
 PROJECT_ADMIN = "project_admin"
 
 
@@ -69,6 +71,37 @@ def owner_of_resumed(job: str, folder: Path, fl_ctx: FLContext) -> RunOwner:
     return owner
 
 
+def refuse_other_run(state: SiteState, job_id: str, experiment: Experiment) -> None:
+    """Hold the run of a task against its job; outside simulation only, where a run is called as its first job.
+
+    A job that goes on with another one (`federation.resume_from`) has the run of that one, which may itself have gone
+    on with an earlier one. Beside the state of a run stands the hash of the experiment that it was begun with.
+
+    Args:
+        state: of the run that the task names.
+        job_id: FLARE's, of the running job.
+        experiment: as this site resolved it.
+
+    Raises:
+        MessageError: the run belongs to another job, or to one of other settings.
+    """
+    resumed, held = _plain(experiment.federation.resume_from or ""), state.load_once(_BEGUN)
+    own = state.run_id in (_plain(job_id), resumed)
+    if not own and (not resumed or (held is None and state.holds_anything)):
+        raise MessageError(
+            "the task names a run that is not of this job; a job goes on with another one's run only by "
+            "federation.resume_from"
+        )
+    if held is None:
+        keep_rules(state)
+        state.save_with_round(_BEGUN, {"experiment": experiment.hash})
+    elif held["experiment"] != experiment.hash:
+        raise MessageError(
+            f"the run was begun with experiment {held['experiment']}, this job has {experiment.hash}; submit it as a "
+            "new job"
+        )
+
+
 def refuse_run_of_another(state: SiteState, site: str, fl_ctx: FLContext) -> None:
     """Keep at a site whose a run is, and let no job of somebody else use what the site remembers of it.
 
@@ -105,3 +138,8 @@ def _read_owner(folder: Path) -> RunOwner | None:
         raise StateError(
             f"{OWNER_FILE} of the run that this job resumes cannot be read; copy it again from a backup"
         ) from None
+
+
+def _plain(job_id: str) -> str:
+    """A job's id as its run has it."""
+    return job_id.replace("-", "").lower()

@@ -226,11 +226,16 @@ class Camelyon17Task:
         """Write synthetic patches as the laboratory that the job's demo section gives this site stains them."""
         from harmofl.data.synthetic_histology import write_patches_site
 
-        demo = demo_settings(experiment, Camelyon17Demo)
+        demo, centers = demo_settings(experiment, Camelyon17Demo), self._centers(site, experiment)
+        if len(centers) > min(demo.slides, demo.patches):
+            raise ExperimentError(
+                f"demo.data.slides: {demo.slides} slides with {demo.patches} patches for the {len(centers)} centers "
+                f"of site {site}; give each center one"
+            )
         write_patches_site(
             folder,
             self._laboratory(site, experiment),
-            self._centers(site, experiment)[0],
+            centers,
             slides=demo.slides,
             patches=demo.patches,
             seed=experiment.seed,

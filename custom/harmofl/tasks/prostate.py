@@ -15,9 +15,9 @@ from harmofl.data.findings import count_text
 from harmofl.data.layout import find_cases, site_folder
 from harmofl.data.nifti import MOST_SLICES
 from harmofl.data.scanners import SCANNERS
-from harmofl.data.splits import Split, split_cases, split_slices_as_published
+from harmofl.data.splits import SliceKey, Split, split_cases, split_slices_as_published
 from harmofl.data.volumes import Volume, VolumeCache, VolumeSettings, read_site
-from harmofl.data.windows import SliceChoice, SliceWindows, background_where_blank, volume_windows
+from harmofl.data.windows import SliceChoice, SliceWindows, background_where_blank, slices_of, volume_windows
 from harmofl.sections import Section
 from harmofl.tasks import (
     Evaluation,
@@ -254,17 +254,15 @@ def _folder_report(report: "SiteReport", experiment: "Experiment") -> FolderRepo
     split, by_slices = report.split, experiment.data.split == "as_published"
     parts = {case: part for part in ("train", "val", "test") for case in getattr(split, part)}
     findings = list(report.findings)
-    counted = {case.name: case.foreground_slices for case in report.cases}
     if by_slices:
-        findings = [finding for finding in findings if finding.code not in _PATIENT_SPLIT]
-        findings += split_slices_as_published((), experiment.seed).findings
+        slices = split_slices_as_published(_slice_keys(report, "published"), experiment.seed)
+        findings = [finding for finding in findings if finding.code not in _PATIENT_SPLIT] + list(slices.findings)
         parts = dict.fromkeys(parts, "by slices")
-        training, validation = sum(counted.values()) * 64 // 100, sum(counted.values()) * 16 // 100
+        training, validation = list(slices.train), len(slices.val)
     else:
-        depths = {case.name: case.shape[0] for case in report.cases}
-        if reader_settings(experiment, ProstateReader).slices == "all":
-            counted = depths
-        training, validation = sum(counted[name] for name in split.train), sum(depths[name] for name in split.val)
+        keys = _slice_keys(report, reader_settings(experiment, ProstateReader).slices)
+        training = [key for key in keys if parts[key[0]] == "train"]
+        validation = sum(case.shape[0] for case in report.cases if parts[case.name] == "val")
     by_case = f"{len(split.train)} training, {len(split.val)} validation, {len(split.test)} test; "
     return FolderReport(
         columns=_COLUMNS,
@@ -273,12 +271,17 @@ def _folder_report(report: "SiteReport", experiment: "Experiment") -> FolderRepo
         f"{count_text(report.slices, 'slice')}, "
         f"{report.foreground_slices} with prostate",
         findings=tuple(findings),
-        training_images=training,
+        training_images=len(training),
         validation_images=validation,
-        training_patients=len({experiment.data.patient_of(name) for name in split.train}),
+        training_patients=len({experiment.data.patient_of(name) for name, _ in training}),
         bytes_held=report.cache_bytes,
         pixels={case.name: _pixel(case, experiment) for case in report.cases},
     )
+
+
+def _slice_keys(report: "SiteReport", slices: SliceChoice) -> list[SliceKey]:
+    """The (case, slice) of each window that training would make of all cases."""
+    return [(case.name, index) for case in report.cases for index in slices_of(case.shape[0], case.foreground, slices)]
 
 
 def _row(case: "CaseReport", part: str) -> tuple[str, ...]:

@@ -69,6 +69,8 @@ def test_it_shows_the_job_and_keeps_the_decision(asks: Path, packed: Packed, sho
     assert f"every one of 1 round: weight differences of unet, {numbers:,} numbers (float32)" in text
     # 3 channels x 11 frequencies at 64 pixels, as jobs/README.md has it
     assert "(region site_gain, before_training), 33 numbers, of at least 5 patients, without noise" in text
+    assert "amplitudes released, sent again and held back over all jobs" in text and "this site's limits" in text
+    assert "at the end: test scores of at least 1 patient, " in text
     held = read_decision(asks / "local", hash_in(text))
     assert held is not None and held.decision == "approved" and held.job == "harmofl_prostate"
     assert not [line for line in lines(asks, job) if "approv" in line]

@@ -11,6 +11,7 @@ import pytest
 from harmofl.app import costs
 from harmofl.app.cli import main
 from harmofl.data.scanners import SCANNERS
+from harmofl.flare.privacy_ledger import KeptSplit, open_ledger
 from tests.small_job import write_site
 from tests.unit.app.provisioned import set_privacy
 
@@ -258,6 +259,26 @@ def test_a_kit_lets_check_read_as_its_site_does(
     set_privacy(site, patient_pattern="((a)+)+")
     assert run(own_root, job, "--kit", str(site)) == 2
     assert "--kit" in (said := capsys.readouterr().err) and "patient_pattern: repeats a group" in said
+
+
+def test_check_shows_the_split_that_stays_at_the_site(
+    own_root: Path, job: Path, site: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def parts() -> dict[str, str]:
+        run(own_root, job, "--kit", str(site))
+        rows = [line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("Case")]
+        return {row[0]: row[-1] for row in rows}
+
+    set_privacy(site, minimum_cases=1)
+    dealt = parts()
+    # what an earlier job with another seed has left: every part has gone to the next case
+    kept = dict(zip(dealt, [*list(dealt.values())[1:], next(iter(dealt.values()))], strict=True))
+    with open_ledger(site / "harmofl") as ledger:
+        held = {ledger.hash_of("prostate", "split", case): part for case, part in kept.items()}
+        split = KeptSplit(settings={}, parts=held, whole=None, run="run1", since="2026-11-30 12:00:00")
+        ledger.content = ledger.content.model_copy(update={"splits": {"prostate": split}})
+    assert len(dealt) == 3 and kept != dealt
+    assert parts() == kept
 
 
 def test_a_file_name_does_not_command_the_terminal(

@@ -1,6 +1,7 @@
 """What preflight and bundle say about a site's limits before a job is submitted."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from harmofl.app.bundle import bundle
 from harmofl.app.job import read_job
 from harmofl.app.kit import open_kit
-from harmofl.app.limit_checks import check_default_limits, check_limits, check_patients
+from harmofl.app.limit_checks import check_default_limits, check_limits, check_patients, warnings_for_careful_sites
 from tests.unit.app.provisioned import set_privacy
 
 
@@ -52,6 +53,20 @@ def test_a_job_with_a_task_of_its_own_is_held_against_the_limits_too(site: Path,
     held = read_job(job, ["task=my_code.Task"])
     lines = [str(check) for check in check_limits(open_kit(site), held, None)]
     assert any(line.startswith("error: training.batch_size: is ") for line in lines)
+
+
+def test_a_network_above_the_limit_is_an_error_before_the_job_is_submitted(site: Path, job: Path) -> None:
+    (line,) = (line for line in said(site, job, parameters=1000) if "network" in line)
+    assert re.fullmatch(
+        r"error: network\.width: makes a network of \d{4,} parameters, limits\.parameters is 1000; lower it, or "
+        r"ask the hospital to raise its limit",
+        line,
+    )
+    held = read_job(job, ["network.width=512"])  # 2.0 billion parameters
+    experiment = held.resolve(demo=False)
+    (check,) = (check for check in check_default_limits(held, experiment) if check.subject == "network.width")
+    assert check.state == "warning" and "limits.parameters is 100000000" in check.message
+    assert any("network.width" in line for line in warnings_for_careful_sites(held, experiment))
 
 
 def test_whoever_submits_is_warned_of_what_the_default_limits_refuse(job: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from harmofl.app.cli import main
 from harmofl.app.examples import collect_examples
 from harmofl.evidence.results import Results
+from harmofl.flare.privacy_ledger import KeptSplit, open_ledger
 from harmofl.flare.server_run import BEST_MODEL
 from harmofl.tasks import SiteData
 from harmofl.tasks.prostate import ProstateTask
@@ -128,6 +129,15 @@ def test_pictures_are_of_the_test_cases_by_the_sites_own_pattern(
     assert page.count('<img src="data:image/png') == 1 and "<h3>HK</h3>" in page and "<h3>BIDMC</h3>" not in page
     # by hand: where all three cases are of one patient, all train and none is tested
     set_privacy(site, patient_pattern="^Case")
+    assert main(["report", str(folder), "--data", str(sites_root), "--kit", str(site)]) == 0
+    page = (folder / "report.html").read_text()
+    assert "<img src" not in page and "<h3>HK</h3>" in page
+    # by hand: where an earlier job has left all three to training, none is tested
+    set_privacy(site)
+    with open_ledger(site / "harmofl") as ledger:
+        parts = {ledger.hash_of("prostate", "split", f"Case0{number}"): "train" for number in range(3)}
+        split = KeptSplit(settings={}, parts=parts, whole=None, run="run1", since="2026-11-30 12:00:00")
+        ledger.content = ledger.content.model_copy(update={"splits": {"prostate": split}})
     assert main(["report", str(folder), "--data", str(sites_root), "--kit", str(site)]) == 0
     page = (folder / "report.html").read_text()
     assert "<img src" not in page and "<h3>HK</h3>" in page

@@ -48,7 +48,7 @@ def hospitals(tmp_path_factory):
     root = tmp_path_factory.mktemp("hospitals")
     read = {}
     for center, profile in enumerate(HOSPITALS):
-        write_patches_site(root / profile, profile, center, slides=4, patches=40, seed=0)
+        write_patches_site(root / profile, profile, [center], slides=4, patches=40, seed=0)
         rows = rows_of(root / profile)
         pixels = np.stack([np.asarray(Image.open(path_of(root / profile, row))) for row in rows])
         read[profile] = (root / profile, rows, pixels)
@@ -127,7 +127,7 @@ def test_the_mean_color_tells_the_hospital(hospitals):
 
 def test_a_patch_depends_on_profile_seed_slide_and_number_alone(tmp_path):
     def written(name, profile="crimson", *, slides=2, patches=6, seed=3):
-        write_patches_site(tmp_path / name, profile, 1, slides=slides, patches=patches, seed=seed, size=64)
+        write_patches_site(tmp_path / name, profile, [1], slides=slides, patches=patches, seed=seed, size=64)
         return {path: data for path, data in contents(tmp_path / name).items() if path.endswith(".png")}
 
     first, more = written("first"), written("more", patches=10)
@@ -215,7 +215,9 @@ def test_vacuoles_are_holes_in_the_mask():
 
 
 WRITERS = {
-    "patches": lambda folder, count: write_patches_site(folder, "crimson", 0, slides=2, patches=count, seed=0, size=64),
+    "patches": lambda folder, count: write_patches_site(
+        folder, "crimson", [0], slides=2, patches=count, seed=0, size=64
+    ),
     "nuclei": lambda folder, count: write_nuclei_site(folder, "breast", patients=2, images=count, seed=0, size=64),
 }
 
@@ -250,11 +252,13 @@ def test_an_interrupted_write_leaves_no_site(tmp_path, monkeypatch, kind):
 
 def test_wishes_that_cannot_be_met_are_refused(tmp_path):
     with pytest.raises(ValueError, match="choose one of purple_gray, red_pink"):
-        write_patches_site(tmp_path / "site", "blue", 0, slides=1, patches=1, seed=0)
+        write_patches_site(tmp_path / "site", "blue", [0], slides=1, patches=1, seed=0)
     with pytest.raises(ValueError, match="choose one of lung, kidney"):
         write_nuclei_site(tmp_path / "site", "brain", patients=1, images=1, seed=0, size=64)
     with pytest.raises(ValueError, match="at most 20 slides"):
-        write_patches_site(tmp_path / "site", "crimson", 0, slides=21, patches=21, seed=0)
+        write_patches_site(tmp_path / "site", "crimson", [0], slides=21, patches=21, seed=0)
+    with pytest.raises(ValueError, match="3 centers with 2 slides of 9 patches: give each center one"):
+        write_patches_site(tmp_path / "site", "crimson", [0, 1, 2], slides=2, patches=9, seed=0, size=64)
     with pytest.raises(ValueError, match="at least one image"):
         write_nuclei_site(tmp_path / "site", "lung", patients=3, images=2, seed=0, size=64)
     assert list(tmp_path.iterdir()) == []

@@ -206,6 +206,17 @@ def test_an_amplitude_stands_on_no_more_images_and_patients_than_the_site_has(ma
     assert "of 6 patients and 5 training cases" in amplitude_problem_of(run, statistic(run, -2.0, 40, patients=6))
 
 
+@pytest.mark.parametrize("counts", [{"new": 1, "withheld": 1}, {"new": 1, "repeated": 1}])
+def test_an_amplitude_of_an_earlier_set_may_be_of_patients_who_left(make_run, counts):
+    """A site whose set lost a patient sends that of the earlier, larger one: see harmofl.flare.releases."""
+    run = make_run()
+    told = UpdateMessage(numbers={"cases": CASES, "images": 40, "releases": counts})
+    check_amplitude(statistic(run, -2.0, 48, patients=6), told, run)
+    # twice 5 and 10
+    assert "of 21 patients" in amplitude_problem_of(run, statistic(run, -2.0, 48, patients=21), releases=counts)
+    assert "at most 20000" in amplitude_problem_of(run, statistic(run, -2.0, 20001), images=40, releases=counts)
+
+
 # 64 x 64 pixels in 0 to 1: at most 4096 at zero frequency; the log profile of a z-scored image is at most about 3.5
 @pytest.mark.parametrize(
     ("changes", "possible", "beyond"),

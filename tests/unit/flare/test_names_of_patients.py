@@ -185,7 +185,7 @@ def test_a_job_cannot_ask_whether_a_folder_is_there(ask: Ask, written: dict[str,
 
 def test_a_job_cannot_count_the_rows_of_a_center(ask: Ask, written: dict[str, Any], tmp_path: Path) -> None:
     root = tmp_path / "HK"
-    write_patches_site(root, "red_pink", 3, slides=6, patches=24, seed=0, size=64)
+    write_patches_site(root, "red_pink", [3], slides=6, patches=24, seed=0, size=64)
     settings = patches_job(written)
     answers = []
     for centers in ([3], [0], [0, 3]):

@@ -57,6 +57,8 @@ def test_a_silent_site_counts_as_an_answer(gather, round_needs, amplitude_needs,
     run, waited, panics = gather(minimums, silent)
     assert (waited, panics) == (waits_for, [])
     assert run.amplitude_sites == [site for site in "ABC" if site not in silent]
+    # what a silent site says it has bounds what it may say later, too
+    assert run.first_counts.keys() == set(run.amplitude_sites) | set(silent)
 
 
 def test_too_few_amplitudes_end_the_job_and_say_who_sent_none(gather):

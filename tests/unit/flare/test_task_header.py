@@ -11,7 +11,7 @@ from nvflare.apis.signal import Signal
 
 from harmofl.experiment import Experiment, resolve
 from harmofl.flare.executor import HarmoFLExecutor
-from harmofl.flare.run_ownership import refuse_other_run
+from harmofl.flare.run_owner import refuse_other_run
 from harmofl.flare.site import SiteConfig
 from harmofl.flare.state import SiteState
 from harmofl.flare.task_header import TaskHeader, read_header

@@ -248,6 +248,19 @@ class TestDemo:
         assert len(first) == len(second) == 6
         assert abs(np.mean(first) - np.mean(second)) > 2
 
+    def test_a_site_of_several_centers_gets_patches_of_each(self, resolve_job: Resolve, tmp_path: Path) -> None:
+        small = {"demo.data.slides": 6, "demo.data.patches": 12, "data.height": 64, "data.width": 64}
+        centers = {"reader.centers": {"hospital1": [0, 3]}, "demo.data.laboratories": {"hospital1": "crimson"}}
+        experiment = resolve_job(JOB, small | centers, demo=True)
+        TASK.write_demo(tmp_path / "hospital1", "hospital1", experiment)
+        index = read_index(tmp_path / "hospital1", (0, 3))
+        assert sorted(index.center.tolist()) == [0] * 6 + [3] * 6
+        data = TASK.open_site(tmp_path / "hospital1", "hospital1", experiment, tmp_path / "cache")
+        assert sum(data.cases.values()) == 12 and data.skipped() == {}
+        many = resolve_job(JOB, small | centers | {"reader.centers": {"hospital1": list(range(7))}}, demo=True)
+        with pytest.raises(ExperimentError, match=r"demo\.data\.slides: 6 slides .* the 7 centers of site hospital1"):
+            TASK.write_demo(tmp_path / "other", "hospital1", many)
+
     def test_an_unknown_laboratory_is_answered_with_the_known_ones(self, resolve_job: Resolve, tmp_path: Path) -> None:
         experiment = resolve_job(JOB, {"demo.data.laboratories": {"hospital1": "crimsom"}}, demo=True)
         with pytest.raises(

@@ -116,8 +116,10 @@ def test_the_loss_is_the_mean_of_cross_entropy_and_of_the_dice_of_a_whole_batch(
     assert float(TASK.loss()(logits, masks)) == pytest.approx(expected, rel=1e-5)
 
 
-@pytest.mark.parametrize("slices", ["all", "foreground"])
-def test_check_counts_the_slices_that_training_uses(resolve_job: Resolve, tmp_path: Path, slices: str) -> None:
+@pytest.mark.parametrize(("slices", "kept"), [("all", 6), ("foreground", 5), ("published", 4)])
+def test_check_counts_the_slices_that_training_uses(
+    resolve_job: Resolve, tmp_path: Path, slices: str, kept: int
+) -> None:
     experiment = resolve_job(JOB, {"data.height": 64, "data.width": 64, "reader.slices": slices})
     write_prostate_site(tmp_path / "HK", "siemens_1.5t_endorectal", 4, 0, matrix=64, slices=6)
     for path in (tmp_path / "HK").glob("*_segmentation.nii.gz"):
@@ -128,23 +130,24 @@ def test_check_counts_the_slices_that_training_uses(resolve_job: Resolve, tmp_pa
     told = TASK.inspect(tmp_path / "HK", "HK", experiment)
     used = TASK.open_site(tmp_path / "HK", "HK", experiment, tmp_path / "cache")
     assert (told.training_images, told.validation_images) == (len(used.training), 6)  # one case is for validation
-    # 2 of 4 cases are for training; the gland fills 5 of 6 slices
-    assert told.training_images == (12 if slices == "all" else 10)
+    # 2 of 4 cases are for training; the gland fills 5 of 6 slices, of which the released loader leaves out the last
+    assert told.training_images == 2 * kept
 
 
 def test_the_published_split_takes_64_and_16_percent_of_the_slices(resolve_job: Resolve, tmp_path: Path) -> None:
     experiment = resolve_job(JOB, {"data.height": 64, "data.width": 64, "data.split": "as_published"})
     write_prostate_site(tmp_path / "HK", "siemens_1.5t_endorectal", 5, 0, matrix=64, slices=7)
-    for path in (tmp_path / "HK").glob("*_segmentation.nii.gz"):  # prostate on 5 slices, none of them outermost
+    for path in (tmp_path / "HK").glob("*_segmentation.nii.gz"):  # on all 7 slices, of which the outermost are left out
         image = nibabel.load(path)
         mask = np.zeros(image.shape, np.uint8)
-        mask[20:40, 20:40, 1:6] = 1
+        mask[20:40, 20:40, :] = 1
         nibabel.save(nibabel.Nifti1Image(mask, image.affine, image.header), path)
     told = TASK.inspect(tmp_path / "HK", "HK", experiment)
     used = TASK.open_site(tmp_path / "HK", "HK", experiment, tmp_path / "cache")
     parts = [len(used.training), *(sum(len(case.slices) for case in part) for part in (used.validation, used.test))]
     assert parts == [16, 4, 5]  # of 25
     assert (told.training_images, told.validation_images) == (16, 4)
+    assert told.training_patients == used.patient_count
 
 
 def test_a_case_that_cannot_be_read_is_counted_as_skipped(resolve_job: Resolve, tmp_path: Path) -> None:
