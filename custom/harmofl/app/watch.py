@@ -153,7 +153,8 @@ def _progress_lines(progress: Mapping[str, Any]) -> list[str]:
         lines.append(f"amplitude of {len(progress['amplitude_sites'])} of {sites} sites frozen")
     last = len(progress["closed"]) - 1
     for position, closed in enumerate(progress["closed"]):
-        line = f"round {outside_text(closed['round'])}: {len(closed['accepted'])} of {sites} sites accepted, received model scores "
+        line = f"round {outside_text(closed['round'])}: {len(closed['accepted'])} of {sites} sites accepted, "
+        line += "received model scores "
         line += "undefined" if closed["mean"] is None else f"mean {closed['mean']:.3f}"
         if closed["worst"]:
             line += f", worst {closed['worst'][1]:.3f} {outside_text(closed['worst'][0])}"

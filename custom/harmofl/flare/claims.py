@@ -25,6 +25,8 @@ MOST_CASES = 10_000_000  # of one split, and of one code; Camelyon17-WILDS has 4
 MOST_NAMES = 100  # codes, and scores of a task that does not name its own
 MOST_LIMIT = 2**63  # far beyond any limit; what shows it takes no number of thousands of digits
 MOST_GROWTH, GROWTH_OF_FEW = 2, 10  # times what a site's first answer of the run said, and so many more at small sites
+# A step reads and moves every weight twice. Beyond this a claim is no training, and many steps allow a long difference.
+MOST_STEPS_A_SECOND = 10_000
 CLOCKS_DIFFER, LAG = 1.01, 1.0  # two machines' clocks run apart; seconds are rounded
 # Times the public scale: an amplitude under such noise is not seen any more. Five patients clipped at 0.8 of the scale
 # have 9.8 at epsilon 0.1 and delta 1e-5, where 10,000 patients have 0.005.
@@ -197,6 +199,9 @@ def _check_training(told: SiteNumbers, site: str, run: ServerRun, bounds: TaskBo
     if told.steps != steps:
         trained = count_text(told.images or 0, "image")
         raise MessageError(f"steps: {told.steps}, {trained} in batches of {batch} make {steps}")
+    age = time.monotonic() - run.task_begun
+    if steps > MOST_STEPS_A_SECOND * (CLOCKS_DIFFER * age + LAG):
+        raise MessageError(f"steps: {steps}, the task went out {age:.2f} s ago")
     if told.skipped_steps >= steps:
         raise MessageError(f"skipped_steps: {told.skipped_steps} of {steps}, no step moved the weights")
     if told.loss is None or not math.isfinite(told.loss):
