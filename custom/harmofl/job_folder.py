@@ -5,7 +5,7 @@ import hashlib
 import json
 import re
 import shutil
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Self
@@ -53,7 +53,7 @@ class JobFolder:
         deploy_map = _deploy_map(folder / META, meta)
         apps = tuple(deploy_map)
         sites = tuple(name for names in deploy_map.values() for name in names if name != SERVER)
-        settings = read_settings(folder / experiment_path(apps[0]))
+        settings = _settings_of_all(folder, apps)
         for key in overrides:
             if key.startswith("demo.overrides"):
                 raise ExperimentError(
@@ -215,6 +215,20 @@ def _manifest(path: Path) -> dict[str, Any]:
     if not isinstance(manifest, dict) or not isinstance(manifest.get("files"), dict):
         raise ExperimentError(f"{path}: lists no files; make the bundle again")
     return manifest
+
+
+def _settings_of_all(folder: Path, apps: Sequence[str]) -> dict[str, Any]:
+    """The settings of the apps as written, which are one: what is shown of a job would else not be what a site runs."""
+    settings = read_settings(folder / experiment_path(apps[0]))
+    for app in apps[1:]:
+        path = folder / experiment_path(app)
+        # as text: 1, 1.0 and true are equal in Python and not to a strict section
+        if json.dumps(read_settings(path), sort_keys=True) != json.dumps(settings, sort_keys=True):
+            raise ExperimentError(
+                f"{path}: differs from the settings of app {apps[0]}; server and sites run one experiment, so copy the "
+                "file into every app"
+            )
+    return settings
 
 
 def _deploy_map(path: Path, meta: Any) -> dict[str, list[str]]:

@@ -37,6 +37,22 @@ def test_each_app_has_the_settings_and_sites_are_those_beside_the_server(job: Pa
     }
 
 
+@pytest.mark.parametrize("other", [{"federation": {"rounds": 500}}, {"data": {"height": 64.0}}])
+def test_an_app_with_other_settings_than_the_one_that_is_shown_is_refused(job: Path, other: dict[str, Any]) -> None:
+    # approve and preflight show the settings of the first app, a site runs those of its own
+    shutil.copytree(job / "app", job / "app_hk")
+    (job / "meta.json").write_text(json.dumps({"deploy_map": {"app": ["server", "UCL"], "app_hk": ["HK"]}}))
+    settings = json.loads((job / EXPERIMENT).read_text())
+    for section, values in other.items():
+        settings[section] |= values
+    (job / "app_hk/config/experiment.json").write_text(json.dumps(settings))
+    with pytest.raises(ExperimentError, match=r"app_hk/config/experiment\.json: differs from the settings of app app;"):
+        JobFolder.read(job, {})
+    (job / "app_hk/config/experiment.json").unlink()
+    with pytest.raises(ExperimentError, match="app_hk/config/experiment.json: cannot be read"):
+        JobFolder.read(job, {})
+
+
 @pytest.mark.parametrize(
     ("meta", "part"),
     [

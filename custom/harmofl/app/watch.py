@@ -140,7 +140,7 @@ def progress_lines(progress: Mapping[str, Any] | None) -> list[str]:
     """What `harmofl.flare.live.progress` tells, a line a closed round."""
     try:
         return [] if progress is None else _progress_lines(progress)
-    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+    except (ArithmeticError, AttributeError, IndexError, KeyError, TypeError, ValueError):
         return ["the server tells its progress in a form that this version does not know"]
 
 
@@ -148,15 +148,16 @@ def _progress_lines(progress: Mapping[str, Any]) -> list[str]:
     sites = len(progress["sites"])
     lines = []
     if progress["start_round"]:
-        lines.append(f"resumed from round {progress['start_round']}")
+        lines.append(f"resumed from round {outside_text(progress['start_round'])}")
     if progress["amplitude_sites"]:
         lines.append(f"amplitude of {len(progress['amplitude_sites'])} of {sites} sites frozen")
     last = len(progress["closed"]) - 1
     for position, closed in enumerate(progress["closed"]):
-        line = f"round {closed['round']}: {len(closed['accepted'])} of {sites} sites accepted, received model scores "
+        line = f"round {outside_text(closed['round'])}: {len(closed['accepted'])} of {sites} sites accepted, "
+        line += "received model scores "
         line += "undefined" if closed["mean"] is None else f"mean {closed['mean']:.3f}"
         if closed["worst"]:
-            line += f", worst {closed['worst'][1]:.3f} {closed['worst'][0]}"
+            line += f", worst {closed['worst'][1]:.3f} {outside_text(closed['worst'][0])}"
         if closed.get("norms"):
             line += ", norms a step {:.2g} to {:.2g}".format(*closed["norms"])
         refused = {outside_text(site): outside_text(reason) for site, reason in closed["refused"].items()}
@@ -164,7 +165,8 @@ def _progress_lines(progress: Mapping[str, Any]) -> list[str]:
         if position == last and progress["seconds_left"] is not None:
             line += f", about {_duration(progress['seconds_left'])} left"
         lines.append(line)
-        lines += [f"WARNING: {warning}" for warning in closed.get("warnings", [])]
+        # one about a fall of the score names every site that points away
+        lines += [f"WARNING: {one_line(warning, MOST_REASON)}" for warning in closed.get("warnings", [])]
     return lines
 
 

@@ -13,6 +13,7 @@ from harmofl.experiment import TrainingSettings
 # A site whose steps point anywhere moves by the root of their number, so that with 25 times fewer steps than another
 # its norm per step is 5 times as large; with 100 times fewer, 10 times, which is the default of federation.norm_bound.
 OUTLIER = 5.0
+MOST_STEPS = 10  # times the median of the sites: of a site with more so many count, or a claim would lift its limit
 _BETA_1, _BETA_2 = 0.9, 0.999  # of torch.optim.Adam
 _ROUNDING = 1.1  # float16 on the way, and weights of float32, move a difference a little
 
@@ -32,6 +33,11 @@ class SentDifference:
     factor: float
     note: str
     direction: Doubles
+
+
+def usual_steps(steps: Collection[int]) -> int | None:
+    """The median of the sites' steps, of an even number the lower one in the middle; None without any."""
+    return sorted(steps)[(len(steps) - 1) // 2] if steps else None
 
 
 def usual_norm(norms: Collection[float]) -> float | None:
@@ -77,6 +83,7 @@ class NormRule:
         model_norm: of the parameters that the round began with.
         statistics_norm: of the running statistics that it began with.
         values: number of values of the parameters.
+        usual_steps: median of the sites' steps in the round before; None where there is none.
     """
 
     usual: float | None
@@ -86,6 +93,11 @@ class NormRule:
     model_norm: float
     statistics_norm: float
     values: int
+    usual_steps: int | None = None
+
+    def counted(self, steps: int) -> int:
+        """How many of a site's steps its norm is divided by, and its limits are made for: at least 1."""
+        return max(1, steps if self.usual_steps is None else min(steps, MOST_STEPS * self.usual_steps))
 
     def limits(self, steps: int) -> NormLimits:
         """From which norms on a difference of so many steps is scaled down, and to which; none without a bound.

@@ -78,7 +78,7 @@ class RoundMean:
         """
         self._refuse_negative_variances(difference)
         tau = self._tau(steps) if self._tau is not None else None
-        counted = max(1, steps)
+        counted = self._norms.counted(steps)
         limits = self._norms.limits(counted)
         if tau is None:
             return self._norms.judged(self._mean.add(difference, weight, limits), counted)
@@ -153,12 +153,15 @@ class ServerRule:
         self._tau = partial(local_steps, momentum=momentum) if federation.server_optimizer == "nova" else None
         self.moments: Moments = {}
 
-    def open_round(self, weights: Arrays, usual: float | None = None, *, first: bool = True) -> RoundMean:
+    def open_round(
+        self, weights: Arrays, usual: float | None = None, *, usual_steps: int | None = None, first: bool = True
+    ) -> RoundMean:
         """The mean of a round that began with these weights.
 
         Args:
             weights: name -> array.
             usual: norm per step of the round before (`usual_norm`), None where there is none.
+            usual_steps: of the round before (`harmofl.core.norm_rule.usual_steps`).
             first: whether it is the first round.
         """
         share = self._settings.trimmed_share if self._settings.aggregation == "trimmed_mean" else None
@@ -168,7 +171,8 @@ class ServerRule:
             else CoordinatewiseMean(weights, self._parameters, share)
         )
         variances = {name: np.asarray(weights[name]) for name in self._variances if name in weights}
-        return RoundMean(mean, self._parameters, self._tau, self._norm_rule(weights, usual, first), variances)
+        norms = replace(self._norm_rule(weights, usual, first), usual_steps=usual_steps)
+        return RoundMean(mean, self._parameters, self._tau, norms, variances)
 
     def _norm_rule(self, weights: Arrays, usual: float | None, first: bool) -> NormRule:
         floats = {name: value for name, value in weights.items() if np.issubdtype(np.asarray(value).dtype, np.floating)}

@@ -218,7 +218,8 @@ def settings_of_scope(local: Path, scope: str | None) -> SiteSettings:
     """What local/privacy.json says for a job of this privacy scope, or of none, which is the default one.
 
     Raises:
-        SiteError: code `site_settings`; a site that cannot be understood runs no job.
+        SiteError: code `site_settings`; a site that cannot be understood runs no job, nor does one a job of a scope
+            that is not in the file.
     """
     path = local / "privacy.json"
     try:
@@ -227,6 +228,8 @@ def settings_of_scope(local: Path, scope: str | None) -> SiteSettings:
         found = [held for held in content.get("scopes") or [] if held["name"] == name]
         if len(found) > 1:
             raise ValueError(f"local/privacy.json: has two scopes of the name {name}")
+        if scope and not found:  # FLARE's process may hold the file as it was when it began, and let the job in
+            raise ValueError("local/privacy.json: has no scope of the name that the job asks for in its meta.json")
         return read_site_settings(found[0].get("properties") or {} if found else {})
     except FileNotFoundError:
         return SiteSettings()

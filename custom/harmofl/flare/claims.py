@@ -6,6 +6,9 @@
 import math
 import time
 from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pydantic import ValidationError
 
 from harmofl.core.amplitude_limits import amplitude_problem
 from harmofl.core.gaussian_mechanism import calibrate_sigma, clipping_center
@@ -13,14 +16,17 @@ from harmofl.data.findings import count_text
 from harmofl.evidence.results import NoiseStatement
 from harmofl.experiment import Experiment
 from harmofl.flare.server_run import ServerRun
-from harmofl.flare.site_settings import MOST_CLIP
+from harmofl.flare.site_settings import MOST_CLIP, LimitSettings
 from harmofl.flare.task_header import EVALUATE_TASK, TRAIN_TASK
 from harmofl.flare.wire import AmplitudeStatistic, MessageError, PooledScore, SiteNumbers, UpdateMessage
 from harmofl.tasks import TaskBounds, bounds_of, load_task
 
 MOST_CASES = 10_000_000  # of one split, and of one code; Camelyon17-WILDS has 455,954 patches in all
 MOST_NAMES = 100  # codes, and scores of a task that does not name its own
+MOST_LIMIT = 2**63  # far beyond any limit; what shows it takes no number of thousands of digits
 MOST_GROWTH, GROWTH_OF_FEW = 2, 10  # times what a site's first answer of the run said, and so many more at small sites
+# A step reads and moves every weight twice. Beyond this a claim is no training, and many steps allow a long difference.
+MOST_STEPS_A_SECOND = 10_000
 CLOCKS_DIFFER, LAG = 1.01, 1.0  # two machines' clocks run apart; seconds are rounded
 # Times the public scale: an amplitude under such noise is not seen any more. Five patients clipped at 0.8 of the scale
 # have 9.8 at epsilon 0.1 and delta 1e-5, where 10,000 patients have 0.005.
@@ -44,6 +50,8 @@ def check_numbers(site: str, update: UpdateMessage, run: ServerRun, task_name: s
     bounds = bounds_of(run.experiment)
     _check_counts(told, run.first_counts.get(site, {}))
     _check_seconds(told.seconds, time.monotonic() - run.task_begun)
+    _check_site_settings(told)
+    _check_not_sent(told, bounds)
     if task_name == TRAIN_TASK and run.trains(site):
         _check_training(told, site, run, bounds)
     elif told.steps or told.skipped_steps or told.images is not None:
@@ -52,8 +60,8 @@ def check_numbers(site: str, update: UpdateMessage, run: ServerRun, task_name: s
         _check_value("validation", told.validation, _largest(bounds, load_task(run.experiment).key_score, "validation"))
     if task_name == EVALUATE_TASK:
         _check_scores(told, bounds)
-        _check_summaries(getattr(told, "summaries", {}), told, bounds)
-    elif told.test or told.patients or told.pooled or getattr(told, "summaries", {}):
+        _check_summaries(told.summaries, told, bounds)
+    elif told.test or told.patients or told.pooled or told.summaries:
         raise MessageError("test: only the answer to the evaluation has test scores")
 
 
@@ -142,6 +150,38 @@ def _check_seconds(seconds: float, age: float) -> None:
         raise MessageError(f"seconds: {seconds:g}, the task went out {age:.2f} s ago")
 
 
+def _check_site_settings(told: SiteNumbers) -> None:
+    """What a site says of its limits and of its ledger; the report shows both."""
+    for outcome, times in told.releases.items():
+        if times > MOST_CASES:
+            raise MessageError(f"releases.{outcome}: more than {MOST_CASES}")
+    try:
+        LimitSettings.model_validate({name: held for name, held in told.limits.items() if name != "minimum_cases"})
+    except ValidationError as error:
+        # the names of limits are of the form of a code, their values may be anything
+        raise MessageError(f"limits.{error.errors()[0]['loc'][0]}: no limit that a site can have") from None
+    for name, value in told.limits.items():
+        is_number = not isinstance(value, bool | list)
+        if (is_number and not 1 <= value <= MOST_LIMIT) or (name == "minimum_cases" and not is_number):  # type: ignore[operator]
+            raise MessageError(f"limits.{name}: no limit that a site can have")
+        if isinstance(value, list):
+            _check_number_of(f"limits.{name}", value, "names")
+
+
+def _check_not_sent(told: SiteNumbers, bounds: TaskBounds) -> None:
+    """Scores that a site says it keeps: the task has them, and they are not sent all the same."""
+    sent: tuple[Mapping[Any, Mapping[str, object]], ...] = (told.test, told.pooled, told.summaries)
+    for part, names in told.not_sent.items():
+        _check_number_of("not_sent", names)
+        kept = set() if part == "validation" and told.validation is not None else set(names)
+        for name in names:
+            _largest(bounds, name, "not_sent")
+        for held in sent:
+            kept -= held.get(part, {}).keys()
+        if others := set(names) - kept:
+            raise MessageError(f"not_sent.{part}: {min(others)} is sent")
+
+
 def _check_training(told: SiteNumbers, site: str, run: ServerRun, bounds: TaskBounds) -> None:
     experiment, cases = run.experiment, told.cases.get("training", 0)
     images = images_of_epoch(told, experiment)
@@ -164,6 +204,9 @@ def _check_training(told: SiteNumbers, site: str, run: ServerRun, bounds: TaskBo
     if told.steps != steps:
         trained = count_text(told.images or 0, "image")
         raise MessageError(f"steps: {told.steps}, {trained} in batches of {batch} make {steps}")
+    age = time.monotonic() - run.task_begun
+    if steps > MOST_STEPS_A_SECOND * (CLOCKS_DIFFER * age + LAG):
+        raise MessageError(f"steps: {steps}, the task went out {age:.2f} s ago")
     if told.skipped_steps >= steps:
         raise MessageError(f"skipped_steps: {told.skipped_steps} of {steps}, no step moved the weights")
     if told.loss is None or not math.isfinite(told.loss):
@@ -198,11 +241,10 @@ def _check_pooled(key: str, score: PooledScore, cases: int, largest: float) -> N
         raise MessageError(f"{key}: a patient of whom more images count than there are")
 
 
-def _check_summaries(told: Mapping[str, object], numbers: SiteNumbers, bounds: TaskBounds) -> None:
+def _check_summaries(told: Mapping[Any, Mapping[str, Any]], numbers: SiteNumbers, bounds: TaskBounds) -> None:
     """Summaries that a site sends in the place of scores of single cases: by model and score."""
     cases = numbers.cases.get("test", 0)
     for model, by_name in told.items():
-        assert isinstance(by_name, Mapping)
         _check_number_of("summaries", by_name)
         for name, held in by_name.items():
             key, largest = f"summaries.{model}.{name}", _largest(bounds, name, "summaries")
@@ -219,9 +261,9 @@ def _largest(bounds: TaskBounds, name: str, key: str) -> float:
     return bounds.scores[name]
 
 
-def _check_number_of(key: str, names: Iterable[str]) -> None:
+def _check_number_of(key: str, names: Iterable[str], counted: str = "scores") -> None:
     if (count := len(list(names))) > MOST_NAMES:
-        raise MessageError(f"{key}: {count} scores, at most {MOST_NAMES} are taken")
+        raise MessageError(f"{key}: {count} {counted}, at most {MOST_NAMES} are taken")
 
 
 def _check_estimate(key: str, value: float | None, low: float | None, high: float | None, largest: float) -> None:
@@ -230,7 +272,10 @@ def _check_estimate(key: str, value: float | None, low: float | None, high: floa
     for held in defined:
         _check_value(key, held, largest)
     if defined != sorted(defined):
-        raise MessageError(f"{key}: {value:g} does not lie in its interval, {low:g} to {high:g}")
+        shown = ["undefined" if held is None else f"{held:g}" for held in (value, low, high)]
+        raise MessageError(f"{key}: {shown[0]} does not lie in its interval, {shown[1]} to {shown[2]}")
+    if (value is None or math.isnan(value)) and defined:
+        raise MessageError(f"{key}: has an interval and is undefined")
 
 
 def _check_value(key: str, value: float, largest: float) -> None:

@@ -142,7 +142,8 @@ def _would_reveal_few(offer: Offer, members: Sequence[Member], earlier: Sequence
     """Whether the set, together with what was released, would tell about fewer patients than the limit.
 
     Of means with different weights it is not known here what a combination leaves, so that one must share nobody with
-    another set.
+    another set. Sets are compared by images, and by cases alone: the sums over most of the images of a case and over
+    all of them are nearly one, so that a job which chooses other images must not get a close set of cases.
     """
     offered = _columns(members)
     cases = {member.case for member in members}
@@ -150,11 +151,18 @@ def _would_reveal_few(offer: Offer, members: Sequence[Member], earlier: Sequence
         shared = cases & {member.case for member in held.members}
         if (offer.weighted or held.weighted) and shared and _columns(held.members).keys() != offered.keys():
             return offer.limit > 1
-    return reveals_few([_columns(held.members) for held in earlier], offered, offer.limit)
+    return any(
+        reveals_few([columns(held.members) for held in earlier], columns(members), offer.limit)
+        for columns in (_columns, _case_columns)
+    )
 
 
 def _columns(members: Sequence[Member]) -> ReleasedSet:
     return {(member.case, member.images): member.patient for member in members}
+
+
+def _case_columns(members: Sequence[Member]) -> ReleasedSet:
+    return {member.case: member.patient for member in members}
 
 
 def _nearest(offer: Offer, members: Sequence[Member], earlier: Sequence[Release]) -> Release | None:

@@ -6,7 +6,7 @@ from typing import Any
 
 from harmofl.core.aggregation import ContributionError
 from harmofl.core.direction import cosine_to_rest
-from harmofl.core.norm_rule import usual_norm
+from harmofl.core.norm_rule import usual_norm, usual_steps
 from harmofl.core.server_rules import RoundMean
 from harmofl.evidence.results import RoundRecord
 from harmofl.flare.server_run import ServerRun
@@ -24,7 +24,8 @@ def open_round(run: ServerRun, weights: Mapping[str, Any]) -> RoundMean:
     last = run.rounds[-1] if run.rounds else None
     # what was added, and not what was sent: a norm that was scaled once must not widen the next round's limit
     added = [norm * last.scaled.get(site, 1.0) for site, norm in last.norm.items()] if last else []
-    return run.rule.open_round(weights, usual_norm(added), first=last is None)
+    steps = usual_steps([last.steps[site] - last.skipped_steps[site] for site in last.norm]) if last else None
+    return run.rule.open_round(weights, usual_norm(added), usual_steps=steps, first=last is None)
 
 
 def add_difference(mean: RoundMean, site: str, update: UpdateMessage, run: ServerRun) -> str:

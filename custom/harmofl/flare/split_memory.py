@@ -73,8 +73,8 @@ def split_problem(held: KeptSplit, settings: dict[str, Any], task: str, kit: str
         for key in other
     ]
     return (
-        f"the split of its first job of task {task} stays, and this job has {', '.join(told)}; change the job, or let "
-        f"the hospital give the split up: harmofl privacy {kit} --reset-split {task}"
+        f"the first job's split of {task} stays until harmofl privacy {kit} --reset-split {task}; this job has "
+        f"{', '.join(told)}"
     )
 
 

@@ -246,3 +246,13 @@ def test_progress_of_another_form_is_one_line(told: Any) -> None:
 def test_no_line_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
     watch_module.say(f"failed: {FORGED}")
     assert capsys.readouterr().out == "harmofl watch: failed: x harmofl watch: job 1 completed?[2J?\n"
+
+
+def test_what_a_server_tells_is_short_and_its_numbers_are_numbers() -> None:
+    long = "x" * 5000
+    closed = {**PROGRESS["closed"][0], "round": long, "worst": [long, 0.5], "warnings": [long]}
+    lines = progress_lines({**PROGRESS, "start_round": long, "amplitude_sites": [], "closed": [closed]})
+    assert [len(line) < limit for line, limit in zip(lines, (250, 650, 2050), strict=True)] == [True] * 3
+    # JSON has numbers that no float can hold
+    for told in ({**PROGRESS, "seconds_left": 10**400}, {**PROGRESS, "closed": [{**closed, "mean": 10**400}]}):
+        assert progress_lines(told) == ["the server tells its progress in a form that this version does not know"]

@@ -201,6 +201,15 @@ def test_the_scope_that_the_job_runs_in_decides(app: Path, local: Path) -> None:
     assert arrive(local, app, {"scope": "open"}) == "" and was_taken_in(local)
 
 
+@pytest.mark.parametrize("scope", ["was_there_before", "Harmofl", ["harmofl"]])
+def test_a_scope_that_is_not_in_the_file_takes_no_job_in(app: Path, local: Path, scope: Any) -> None:
+    # FLARE's parent process knows the scopes of the file that it began with, and does not read it again
+    assert arrive(local, app, {"scope": scope}) == (
+        "site_settings: local/privacy.json: has no scope of the name that the job asks for in its meta.json"
+    )
+    assert not was_taken_in(local)
+
+
 @pytest.mark.parametrize(
     ("name", "text", "code"),
     [

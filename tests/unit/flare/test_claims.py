@@ -10,6 +10,8 @@ from toy_answers import difference, refused, statistic
 from harmofl.core.gaussian_mechanism import calibrate_sigma
 from harmofl.evidence.results import NoiseStatement
 from harmofl.flare.claims import _check_summaries, check_amplitude, check_numbers, note_counts
+from harmofl.flare.site_limits import described_limits
+from harmofl.flare.site_settings import LimitSettings
 from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK
 from harmofl.flare.wire import MessageError, SiteNumbers, UpdateMessage
 from harmofl.tasks import TaskBounds
@@ -118,6 +120,13 @@ def pooled(name="dice", **changed):
     return {"pooled": {"final": {name: POOLED | changed}}}
 
 
+SUMMARY = {"mean": 0.5, "low": 0.4, "high": 0.6, "cases": 2, "patients": 2}
+
+
+def summaries(**changed):
+    return {"summaries": {"final": {"dice": SUMMARY | {"no_interval": None, "undefined": 0} | changed}}}
+
+
 @pytest.mark.parametrize(
     ("told", "said"),
     [
@@ -140,6 +149,21 @@ def pooled(name="dice", **changed):
         (pooled(by_patient=[(1, 1)] * 3), "pooled.final.dice: 3 parts"),
         (pooled(by_patient=[(1, 3)]), "pooled.final.dice: 3 images by patient"),
         (pooled(by_patient=[(2, 1)]), "pooled.final.dice: a patient of whom more images count"),
+        (pooled(value=math.nan), "pooled.final.dice: has an interval and is undefined"),
+        (summaries(mean=None), "summaries.final.dice: has an interval and is undefined"),
+        (summaries(mean=None, low=0.9, high=0.1), "summaries.final.dice: undefined does not lie in its interval, 0.9"),
+        ({"not_sent": {"best": ["dice"] * 101}}, "not_sent: 101 scores, at most 100 are taken"),
+        ({"not_sent": {"best": ["smith"]}}, "not_sent: this task has no score smith"),
+        ({"not_sent": {"final": ["dice"]}} | summaries(), "not_sent.final: dice is sent"),
+        ({"not_sent": {"validation": ["dice"]}, "validation": 0.5}, "not_sent.validation: dice is sent"),
+        ({"limits": {"image_sise": 64}}, "limits.image_sise: no limit that a site can have"),
+        ({"limits": {"rounds": True}}, "limits.rounds: no limit"),
+        ({"limits": {"rounds": 2**63 + 1}}, "limits.rounds: no limit"),
+        ({"limits": {"minimum_cases": 0}}, "limits.minimum_cases: no limit"),
+        ({"limits": {"minimum_cases": ["dc"]}}, "limits.minimum_cases: no limit"),
+        ({"limits": {"regions": ["smith"]}}, "limits.regions: no limit"),
+        ({"limits": {"regions": ["dc"] * 101}}, "limits.regions: 101 names, at most 100 are taken"),
+        ({"releases": {"new": 10_000_001}}, "releases.new: more than 10000000"),
     ],
 )
 def test_scores_that_no_model_can_have_are_refused_by_key(make_run, told, said):
@@ -171,7 +195,13 @@ def test_a_task_that_names_no_scores_may_have_distances(make_run, monkeypatch):
     assert problem(make_run(), EVALUATE_TASK, test={"final": names}) == "test: 101 scores, at most 100 are taken"
 
 
-SUMMARY = {"mean": 0.5, "low": 0.4, "high": 0.6, "cases": 2, "patients": 2}
+def test_what_a_site_says_of_its_own_limits_and_ledger_is_taken(make_run):
+    in_force = described_limits(LimitSettings(), 5)
+    for told in (in_force, {"rounds": 5}, {"regions": [], "case_scores": True}):  # an earlier version may know fewer
+        numbers = {"cases": CASES, "limits": told, "releases": {"new": 2, "withheld": 1}}
+        check_numbers("A", UpdateMessage(numbers=numbers), make_run(), EVALUATE_TASK)
+    silent = {"cases": CASES, "not_sent": {"validation": ["dice"], "best": ["dice", "published_dice"]}}
+    check_numbers("A", UpdateMessage(numbers=silent), make_run(), EVALUATE_TASK)
 
 
 @pytest.mark.parametrize(

@@ -173,6 +173,14 @@ def test_warnings_about_data_are_counts_by_code(run, numbers):
     assert [results.sites[site].data_warnings for site in "AB"] == [{"duplicate_image": 2}, {}]
 
 
+def test_a_site_that_tells_some_of_its_limits_does_not_end_the_report(run, numbers):
+    told = {"A": {"limits": {"rounds": 5}}, "B": {"limits": {"case_scores": False}}, "C": {}}
+    written_results(run, {site: evaluation(site, numbers) | more for site, more in told.items()})
+    page = (run.folder / "report.html").read_text()
+    assert "<dd>rounds 5</dd>" in page and "<dd>case_scores false</dd>" in page
+    assert "scores of single cases where" in page
+
+
 def test_nobody_answered(run):
     results, lines = written_results(run, {})
     assert results.worst_site is None

@@ -91,6 +91,15 @@ def test_one_image_more_of_one_patient_is_held_back(tmp_path: Path) -> None:
     assert answer.outcome == "withheld" and value_of(answer) == value_of(Answer("new", measured("abcdefg")))
 
 
+def test_another_choice_of_images_makes_no_close_set_of_patients_new(tmp_path: Path) -> None:
+    # h's images are the most of what two sums differ by, though each case has one image more in the second
+    assert ask(tmp_path, "abcdefg").outcome == "new"
+    assert ask(tmp_path, "abcdefgh", "run2", mark="2", reader="all").outcome == "withheld"
+    assert ask(tmp_path, "abcdef", "run3", mark="2", reader="all").outcome == "withheld"
+    assert ask(tmp_path, "abcdefg", "run4", mark="2", reader="all").outcome == "new"
+    assert ask(tmp_path, "abcdefghijkl", "run5", mark="3", reader="foreground").outcome == "new"
+
+
 def test_means_of_other_weights_are_not_released_of_the_same_patients(tmp_path: Path) -> None:
     assert ask(tmp_path, "abcdefg").outcome == "new"
     momentum = {"weighted": True, "estimation": "running_mean"}

@@ -81,6 +81,33 @@ def test_a_norm_that_was_scaled_does_not_widen_the_next_limit(federation):
     assert play({"A": 0.1, "B": 0.1, "C": -1e30}) == pytest.approx(0.1 / 3, rel=1e-5)
 
 
+def test_steps_that_a_site_claims_do_not_lift_its_limit(opened, answer, make_context):
+    _, run, context = opened(RUNNING)
+    with_toy_parameters(run)
+
+    def play(**images):
+        aggregator = HarmoFLAggregator()
+        for site, of in images.items():
+            cases = {"training": max(5, of // 1000), "validation": 2, "test": 2}
+            sent = answer(site, difference(0.1 if of == 40 else -30.0), images=of, cases=cases)
+            assert aggregator.accept(sent, context), run.refused
+        close_round(run, len(run.rounds), sorted(images))
+        return aggregate(aggregator, context)["w"].flat[0]
+
+    play(A=40, B=40)
+    # 300 times a usual difference; 5000 images of 5 cases are 1250 steps instead of 10, of which 10 * 10 count: the
+    # limit is 10 * 10 usual ones, and beyond it the length is that of 100 usual steps, 10 usual differences
+    assert play(A=40, B=40, C=5000) == pytest.approx((0.1 + 0.1 - 10 * 0.1) / 3, rel=1e-5)
+    assert list(run.rounds[1].outliers) == ["C"] and run.rounds[1].norm["C"] == pytest.approx(30 * NORM / 10, rel=1e-5)
+
+
+def test_steps_that_no_machine_takes_are_refused(opened, answer):
+    aggregator, run, context = opened(RUNNING)
+    cases = {"training": 10_000_000, "validation": 2, "test": 2}
+    assert not aggregator.accept(answer("A", difference(1e9), images=10**10, cases=cases), context)
+    assert run.refused["A"].startswith("steps: 2500000000, the task went out 0.")
+
+
 def test_without_a_bound_it_is_named_in_log_and_record(opened, answer, caplog):
     aggregator, run, context = opened(RUNNING | {"federation.norm_bound": None})
     with_toy_parameters(run)
