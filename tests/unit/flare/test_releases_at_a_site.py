@@ -80,8 +80,8 @@ def test_a_job_with_other_fractions_is_refused_by_the_name_of_the_reset(make: An
         make("b", data__fractions=SECOND).estimate_amplitude()
     assert caught.value.code == "split_differs"
     assert str(caught.value) == (
-        "site HK: the first job's split of prostate stays until harmofl privacy KIT --reset-split prostate; this job has "
-        "data.fractions 0.68, 0.12, 0.2 instead of 0.64, 0.16, 0.2"
+        "site HK: the first job's split of prostate stays until harmofl privacy KIT --reset-split prostate; this job "
+        "has data.fractions 0.68, 0.12, 0.2 instead of 0.64, 0.16, 0.2"
     )
 
 
