@@ -335,14 +335,18 @@ def _site_names(data: Path | None, job: Job) -> dict[str, Names]:
 
     At hospitals a job does not say it: here one person holds the data of all sites and says it for them.
     """
-    if data is None or is_outside(str(job.settings.get("task"))):
+    if is_outside(str(job.settings.get("task"))):
         return {}
-    root, experiment = data.absolute(), job.resolve(demo=False)
+    experiment = job.resolve(demo=False)
+    root = None if data is None else data.absolute()
+    # of a demo each site has a folder of its own
+    places = {} if root is None else place_sites(experiment, dict.fromkeys(job.sites, root))
     names = {}
-    for site, place in place_sites(experiment, dict.fromkeys(job.sites, root)).items():
-        other = isinstance(place, Path) and place.parent == root and place.name != site
+    for site in job.sites:
+        place = places.get(site)
+        folder = place.name if isinstance(place, Path) and place.parent == root and place.name != site else None
         centers = experiment.reader.get("centers", {}).get(site)
-        names[site] = Names(folder=place.name if other else None, centers=tuple(centers) if centers else None)
+        names[site] = Names(folder=folder, centers=tuple(centers) if centers else None)
     return {site: said for site, said in names.items() if said != Names()}
 
 

@@ -277,4 +277,6 @@ def test_a_rehearsal_says_for_each_site_how_its_data_is_named(tmp_path: Path) ->
     write_index(tmp_path, *(row(number, center=number) for number in range(5)))
     names = rehearsal._site_names(tmp_path, job)
     assert names == {f"hospital{number + 1}": rehearsal.Names(centers=(number,)) for number in range(5)}
-    assert rehearsal._site_names(None, job) == {}
+    # the synthetic data of a site has rows of all its centers, too
+    assert rehearsal._site_names(None, job) == names
+    assert rehearsal._site_names(None, read_job(ROOT / "jobs" / "harmofl_prostate", [])) == {}
