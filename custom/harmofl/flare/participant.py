@@ -201,8 +201,8 @@ class Participant:
         """
         keep_rules(self._state)
         started = time.monotonic()
-        if self._experiment.federation.local_layers != "all":
-            refuse_few_patients(self._site, self.data.patient_count)
+        weights_leave = self._experiment.federation.local_layers != "all"
+        refuse_few_patients(self._site, self.data.patient_count, weights_leave=weights_leave)
         make_deterministic(self.device)
         network = self._placed(self._local.before_round(received.weights, round_number))
         normalization = self._normalization(received.amplitude)

@@ -217,6 +217,7 @@ class ServerRun:
 
         Raises:
             ExperimentError: the checkpoint belongs to another experiment, or was made by other rules.
+            StateError: its record cannot be used.
         """
         if problem := rules_problem(checkpoint.rules):
             raise ExperimentError(
@@ -233,7 +234,17 @@ class ServerRun:
         if checkpoint.amplitude is not None:
             self.amplitude = AmplitudeStatistic(checkpoint.amplitude.numpy(), checkpoint.amplitude_images)
             self.amplitude_sites = list(checkpoint.amplitude_sites)
-        kept = checkpoint.record
+        try:
+            self._take_over(checkpoint.record)
+        except (KeyError, TypeError, ValueError):
+            raise StateError(
+                "the record of the checkpoint that federation.resume_from names has another form; copy it again from a "
+                "backup"
+            ) from None
+        if checkpoint.server_moments:
+            self.rule.moments = checkpoint.server_moments
+
+    def _take_over(self, kept: Mapping[str, Any]) -> None:
         self.best_round, self.best_score = kept["best_round"], kept["best_score"]
         self.rounds = [RoundRecord.model_validate(record) for record in kept["rounds"]]
         self.best_scores = _best_scores(kept, self)
@@ -241,8 +252,7 @@ class ServerRun:
         self.first_counts = kept.get("first_counts", {})
         self.amplitude_patients = kept.get("amplitude_patients", {})
         self.amplitude_noise = kept.get("amplitude_noise", {})
-        if checkpoint.server_moments:
-            self.rule.moments = checkpoint.server_moments
+        self.header(self.start_round)  # what it cannot send to a site it cannot go on with
 
     def keep(self, name: str) -> None:
         """Copy a model file of this job into the server's store, as a whole or not at all."""

@@ -85,17 +85,21 @@ def refuse_excess(site: SiteConfig, experiment: Experiment, sites: int | None) -
         raise SiteError("limits", f"site {site.name} does not run this job: {told}; change it, or ask the hospital")
 
 
-def refuse_few_patients(site: SiteConfig, patients: int) -> None:
-    """Refuse to train on fewer patients than must stand behind weights that leave.
+def refuse_few_patients(site: SiteConfig, patients: int, *, weights_leave: bool = True) -> None:
+    """Refuse to train on fewer patients than must stand behind weights that leave, or without weights behind the loss.
 
     Raises:
         SiteError: code `limits`.
     """
-    if site.limits and patients < site.limits.training_patients:
+    if site.limits is None:
+        return
+    name, what = ("training_patients", "weights") if weights_leave else ("scored_patients", "a training loss")
+    needed = getattr(site.limits, name)
+    if patients < needed:
         raise SiteError(
             "limits",
-            f"site {site.name} has {count_text(patients, 'training patient')}, its limits.training_patients is "
-            f"{site.limits.training_patients}: weights of fewer do not leave",
+            f"site {site.name} has {count_text(patients, 'training patient')}, its limits.{name} is {needed}: {what} "
+            f"of fewer {'do' if weights_leave else 'does'} not leave",
         )
 
 

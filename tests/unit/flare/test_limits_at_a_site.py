@@ -65,6 +65,10 @@ def test_the_weights_that_no_site_sends_need_no_patients(root: Path, tmp_path: P
         experiment, site(root, tmp_path, training_patients=6), "run", lambda: False, logging.getLogger("HK")
     )
     assert held.train(0, ModelMessage({})).difference == {}
+    # the loss of the training patients leaves all the same, and is a score of theirs
+    few = site(root, tmp_path, training_patients=1, scored_patients=6)
+    with pytest.raises(SiteError, match="5 training patients, its limits.scored_patients is 6: a training loss of"):
+        Participant(experiment, few, "run2", lambda: False, logging.getLogger("HK")).train(0, ModelMessage({}))
 
 
 @pytest.mark.parametrize(("aborted", "code"), [(False, "task_seconds"), (True, "TASK_ABORTED")])

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from nvflare.app_common.abstract.model import make_model_learnable
 
 from harmofl.experiment import ExperimentError
@@ -217,6 +218,27 @@ def test_a_checkpoint_hands_on_what_the_sites_said_about_noise(stored, weights) 
     assert resumed.amplitude_patients == {"A": 6, "B": 7}
     assert resumed.amplitude_noise == {"A": said} and resumed.start_round == 1
     assert np.array_equal(Checkpoint.load(stored.folder / FINAL_MODEL).model["w"].numpy(), weights["w"])
+
+
+@pytest.mark.parametrize(
+    ("key", "held"),
+    [
+        ("record", "{}"),
+        ("record", '{"best_round": null, "best_score": null, "rounds": [{"a": 1}], "bytes_sent": {}, "numbers": {}}'),
+        ("record", '{"best_round": "x", "best_score": null, "rounds": [], "bytes_sent": {}, "numbers": {}}'),
+        ("record", '{"best_round": 1, "best_score": null, "rounds": 7, "bytes_sent": {}, "numbers": {}}'),
+        ("run_id", "../../elsewhere"),
+    ],
+)
+def test_a_checkpoint_whose_record_has_another_form_is_one_line(stored, weights, key: str, held: str) -> None:
+    path = stored.folder / FINAL_MODEL
+    save_model_file(weights, stored, 1, path)
+    content = torch.load(path, weights_only=True)
+    content["harmofl"][key] = held
+    torch.save(content, path)
+    resumed = type(stored)(stored.experiment, False, stored.folder, stored.expected)
+    with pytest.raises(StateError, match=r"^the record of the checkpoint that federation\.resume_from names"):
+        resumed.continue_from(Checkpoint.load(path))
 
 
 def test_a_checkpoint_of_another_experiment_is_refused(stored, weights) -> None:
