@@ -23,13 +23,14 @@ ATTEMPTS = 5  # of reading a folder while other jobs deal its new patients
 
 def split_settings(experiment: Experiment, own: SiteSettings) -> dict[str, Any]:
     """The settings that decide which patients train."""
-    data = experiment.data
+    data, pattern = experiment.data, own.patient_pattern or experiment.data.patient_pattern
     return {
         "seed": experiment.seed,
         "fractions": list(data.fractions),
         "split": data.split,
-        "patient_pattern": own.patient_pattern or data.patient_pattern,
-        "patient_from": data.patient_from,
+        "patient_pattern": pattern,
+        # a pattern comes first, so that the job's closed form decides nothing beside it
+        "patient_from": None if pattern else data.patient_from,
     }
 
 

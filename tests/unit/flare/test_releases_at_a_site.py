@@ -17,7 +17,8 @@ from harmofl.flare.local_amplitude import RELEASES, build_normalization
 from harmofl.flare.participant import Participant
 from harmofl.flare.privacy_ledger import FOLDER, LEDGER_FILE, read_ledger
 from harmofl.flare.site import SiteConfig, SiteError
-from harmofl.flare.split_memory import reset_split
+from harmofl.flare.site_settings import SiteSettings
+from harmofl.flare.split_memory import reset_split, split_settings
 from harmofl.tasks import resolve_experiment
 
 CASES = 11
@@ -99,6 +100,14 @@ def test_a_job_that_would_split_otherwise_is_refused(make: Any, changes: dict[st
     with pytest.raises(SiteError, match=said) as caught:
         make("b", **changes).data  # noqa: B018
     assert caught.value.code == "split_differs" and "Case0" not in str(caught.value)
+
+
+def test_a_closed_form_of_a_job_decides_nothing_beside_the_sites_own_pattern(written: dict[str, Any]) -> None:
+    own, told = SiteSettings(patient_pattern="^(Case[0-9]+)"), []
+    for form in ("name", 5):
+        set_key(written, "data.patient_from", form)
+        told.append([split_settings(resolve_experiment(written), settings) for settings in (own, SiteSettings())])
+    assert told[0][0] == told[1][0] and told[0][1] != told[1][1]
 
 
 def test_after_a_reset_the_second_job_gets_the_first_ones_bits(make: Any, tmp_path: Path) -> None:
