@@ -77,7 +77,7 @@ def write_patches_site(
     if not 1 <= slides <= MOST_SLIDES or patches > slides * PLACES**2:
         raise ValueError(f"{slides} slides with {patches} patches: at most {MOST_SLIDES} slides of {PLACES**2} patches")
     if not 1 <= len(centers) <= min(slides, patches):
-        raise ValueError(f"{len(centers)} centers with {slides} slides of {patches} patches: give each center one")
+        raise ValueError(f"centers: {len(centers)}, slides: {slides}, patches of each: {patches}; give each center one")
     rows = []
     for slide in range(slides):
         count = len(range(slide, patches, slides))

@@ -229,8 +229,8 @@ class Camelyon17Task:
         demo, centers = demo_settings(experiment, Camelyon17Demo), self._centers(site, experiment)
         if len(centers) > min(demo.slides, demo.patches):
             raise ExperimentError(
-                f"demo.data.slides: {demo.slides} slides with {demo.patches} patches for the {len(centers)} centers "
-                f"of site {site}; give each center one"
+                f"demo.data.slides: {demo.slides}, with demo.data.patches {demo.patches}, is too few for centers "
+                f"{', '.join(map(str, centers))} of site {site}; give each center one"
             )
         write_patches_site(
             folder,

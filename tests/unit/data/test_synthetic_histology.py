@@ -257,7 +257,7 @@ def test_wishes_that_cannot_be_met_are_refused(tmp_path):
         write_nuclei_site(tmp_path / "site", "brain", patients=1, images=1, seed=0, size=64)
     with pytest.raises(ValueError, match="at most 20 slides"):
         write_patches_site(tmp_path / "site", "crimson", [0], slides=21, patches=21, seed=0)
-    with pytest.raises(ValueError, match="3 centers with 2 slides of 9 patches: give each center one"):
+    with pytest.raises(ValueError, match="centers: 3, slides: 2, patches of each: 9; give each center one"):
         write_patches_site(tmp_path / "site", "crimson", [0, 1, 2], slides=2, patches=9, seed=0, size=64)
     with pytest.raises(ValueError, match="at least one image"):
         write_nuclei_site(tmp_path / "site", "lung", patients=3, images=2, seed=0, size=64)
