@@ -258,7 +258,10 @@ class TestDemo:
         data = TASK.open_site(tmp_path / "hospital1", "hospital1", experiment, tmp_path / "cache")
         assert sum(data.cases.values()) == 12 and data.skipped() == {}
         many = resolve_job(JOB, small | centers | {"reader.centers": {"hospital1": list(range(7))}}, demo=True)
-        with pytest.raises(ExperimentError, match=r"demo\.data\.slides: 6, .* too few for centers 0, 1, 2, 3, 4, 5, 6 of site hospital1"):
+        with pytest.raises(
+            ExperimentError,
+            match=r"demo\.data\.slides: 6, .* too few for centers 0, 1, 2, 3, 4, 5, 6 of site hospital1",
+        ):
             TASK.write_demo(tmp_path / "other", "hospital1", many)
 
     def test_an_unknown_laboratory_is_answered_with_the_known_ones(self, resolve_job: Resolve, tmp_path: Path) -> None:
