@@ -18,9 +18,7 @@ def add_compare(
         "1 where a run failed (it is named, the others are compared), 2 for a mistake in the command or the job.",
     )
     command.add_argument("job", type=Path, metavar="JOB", help="job folder, for example jobs/harmofl_prostate")
-    command.add_argument(
-        "--methods", nargs="+", required=True, metavar="NAME", help="the first one is what the others are held against"
-    )
+    command.add_argument("--methods", nargs="+", required=True, metavar="NAME", help="the first one is the baseline")
     command.add_argument(
         "--seeds", nargs="+", type=_seed, default=[0, 1, 2], metavar="N", help="repetitions (default: 0 1 2)"
     )
@@ -59,7 +57,7 @@ def _add_places(command: argparse.ArgumentParser) -> None:
         type=Path,
         default=DEFAULT_FOLDER,
         metavar="DIR",
-        help="receives the page and a folder a run (default: ./comparison, gone on with where it is there)",
+        help="receives the page and a folder a run (default: ./comparison, resumed if it exists)",
     )
     command.add_argument(
         "--processes", type=_count, metavar="N", help="runs at a time (default: all that fit into cores and memory)"

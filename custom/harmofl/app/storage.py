@@ -35,7 +35,7 @@ def _misplaced(kit: Kit, place: Path) -> Any:
     if other is not None:
         return "error", f"jobs or snapshots are kept in {place}, which is below another kit, {other}", fix
     if not place.parent.is_dir():
-        return "error", f"jobs or snapshots are kept in {place}, but there is no folder {place.parent}", fix
+        return "error", f"jobs or snapshots are stored in {place}, but {place.parent} is not a folder", fix
     return None
 
 

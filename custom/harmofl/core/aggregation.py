@@ -1,6 +1,7 @@
 """Streaming weighted mean of contributions: validated as a whole, independent of the order of arrival."""
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from fractions import Fraction
@@ -134,7 +135,7 @@ class EntryGroup:
         return result
 
 
-class ContributionMean:
+class ContributionMean(ABC):
     """What any mean over contributions does: check a whole one, measure it, take it, or none of it.
 
     Integer and boolean entries are their maximum. Subclasses say what becomes of the float ones.
@@ -220,13 +221,13 @@ class ContributionMean:
             result |= group.split(self._middle(index), factors or {})
         return {name: result[name] for name in self._reference}
 
+    @abstractmethod
     def _take(self, index: int, values: Floats, weight: float, factor: float) -> None:
         """Take factor * values, the vector of a group of entries."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _middle(self, index: int) -> Doubles:
         """What a group's vectors come to."""
-        raise NotImplementedError
 
 
 class StreamingMean(ContributionMean):

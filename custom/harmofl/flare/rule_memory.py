@@ -1,4 +1,4 @@
-"""By which rules a site's state of a run was made: a run does not go on with other patients, or learn another way."""
+"""By which rules a site's state of a run was made: a run is not resumed with other patients or other rules."""
 
 from harmofl.experiment import RULES, rules_problem
 from harmofl.flare.site import SiteError
@@ -14,7 +14,7 @@ def keep_rules(state: SiteState) -> None:
 
 
 def refuse_other_rules(state: SiteState) -> None:
-    """Refuse to go on with a run that was begun by other rules; nothing is written.
+    """Refuse to resume a run that was begun by other rules; nothing is written.
 
     Raises:
         SiteError: code `other_rules`, where the state was made by other ones.
@@ -25,6 +25,5 @@ def refuse_other_rules(state: SiteState) -> None:
     if problem := rules_problem(held or {}):
         raise SiteError(
             "other_rules",
-            f"this site's state of the run was {problem}; start a new run, or go on with the harmofl version that made "
-            "it",
+            f"this site's state of the run was {problem}; start a new run, or use the harmofl version that made it",
         )

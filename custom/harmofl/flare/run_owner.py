@@ -74,8 +74,8 @@ def owner_of_resumed(job: str, folder: Path, fl_ctx: FLContext) -> RunOwner:
 def refuse_other_run(state: SiteState, job_id: str, experiment: Experiment) -> None:
     """Hold the run of a task against its job; outside simulation only, where a run is called as its first job.
 
-    A job that goes on with another one (`federation.resume_from`) has the run of that one, which may itself have gone
-    on with an earlier one. Beside the state of a run stands the hash of the experiment that it was begun with.
+    A job that resumes another one (`federation.resume_from`) has the run of that one, which may itself have
+    resumed an earlier one. Beside the state of a run stands the hash of the experiment that it was begun with.
 
     Args:
         state: of the run that the task names.
@@ -89,7 +89,7 @@ def refuse_other_run(state: SiteState, job_id: str, experiment: Experiment) -> N
     own = state.run_id in (_plain(job_id), resumed)
     if not own and (not resumed or (held is None and state.holds_anything)):
         raise MessageError(
-            "the task names a run that is not of this job; a job goes on with another one's run only by "
+            "the task names a run that is not of this job; a job resumes another one's run only by "
             "federation.resume_from"
         )
     if held is None:

@@ -221,7 +221,7 @@ class ServerRun:
         """
         if problem := rules_problem(checkpoint.rules):
             raise ExperimentError(
-                f"federation.resume_from: the checkpoint was {problem}; start a new run, or go on with the harmofl "
+                f"federation.resume_from: the checkpoint was {problem}; start a new run, or use the harmofl "
                 "version that made it"
             )
         if checkpoint.experiment_hash != self.experiment.hash:

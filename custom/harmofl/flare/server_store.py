@@ -43,7 +43,7 @@ def lock_run(path: Path) -> IO[str]:
     """Hold the run for this job until its process ends, however it ends.
 
     Raises:
-        StateError: another job of this server goes on with the run; sites keep one state for both.
+        StateError: another job of this server has resumed the run; sites keep one state for both.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     held = path.open("w")

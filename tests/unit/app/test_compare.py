@@ -1,4 +1,4 @@
-"""The grid of a comparison, and a small one run to its end, stopped, gone on with and failing in part."""
+"""The grid of a comparison, and a small one run to its end, stopped, resumed and failing in part."""
 
 import multiprocessing
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def test_the_command_needs_neither_output_nor_data(unrun: Path, capsys: pytest.C
     # six methods and FedBN's control, three seeds each
     said = capsys.readouterr().out.splitlines()[0]
     assert said == f"harmofl compare: 21 cells, 2 at a time, demo data, results in {unrun / 'comparison'}"
-    assert main(command) == 1, "the folder is gone on with"
+    assert main(command) == 1, "the folder is resumed"
 
 
 def test_the_folder_of_another_job_is_refused_by_one_line(unrun: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,7 +53,7 @@ def test_a_kit_that_was_moved_still_names_its_old_folder(server: Path, tmp_path:
     moved = server.rename(tmp_path / "moved")
     checks = see("storage", moved)
     assert [check.state for check in checks] == ["error", "error"]
-    assert f"kept in {server}/snapshots, but there is no folder {server}" in checks[0].message
+    assert f"stored in {server}/snapshots, but {server} is not a folder" in checks[0].message
     assert f"prepare_kit.py {moved} --force" in checks[0].fix
     assert len(lines(moved)) == 2, "nothing says it again"
 

@@ -325,4 +325,4 @@ def test_with_noise_the_filter_is_told_of_whom_the_mean_is(make: Any, images: Te
     assert [case for case, _, _ in offer.members] == ["a", "b", "c", "d", "e"], "whoever the noise hides"
     assert offer.statistic["noise"] == {"relative_clip": 0.8, "epsilon": 1.0, "delta": 1e-5}
     assert make(images)[0].before_training() is not None
-    assert make(images)[0].offer is None, "without noise it was held against the ledger here"
+    assert make(images)[0].offer is None, "without noise the ledger was asked here"

@@ -57,7 +57,7 @@ def test_no_run_goes_on_from_a_checkpoint_of_other_rules_but_the_model_loads(sav
     assert held.model.keys() == run.initial_weights().keys()
     with pytest.raises(ExperimentError, match="checkpoint was made by .*split rule 1.*has .*split rule 2") as caught:
         run.continue_from(held)
-    assert "start a new run, or go on with the harmofl version that made it" in str(caught.value)
+    assert "start a new run, or use the harmofl version that made it" in str(caught.value)
     assert "\n" not in str(caught.value) and run.start_round == 0
 
 

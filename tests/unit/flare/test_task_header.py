@@ -1,4 +1,4 @@
-"""A task's header is read by a strict model, held against the experiment, and nothing is written before that."""
+"""A task's header is read by a strict model and compared with the experiment before anything is written."""
 
 from pathlib import Path
 from typing import Any
