@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from harmofl.core.aggregation import ContributionError, StreamingMean
+from harmofl.core.aggregation import StreamingMean
+from harmofl.core.contributions import ContributionError
 from harmofl.core.server_rules import ServerRule, apply_difference, local_steps
 from harmofl.experiment import FederationSettings, TrainingSettings
 
