@@ -154,7 +154,7 @@ class ContributionMean(ABC):
 
     def _raise_maximum(self, name: str, received: Array) -> None:
         held = self._maximum.get(name)
-        self._maximum[name] = received if held is None else np.maximum(held, received)
+        self._maximum[name] = received if held is None else np.asarray(np.maximum(held, received))
 
     @abstractmethod
     def _take(self, entries: Arrays, weights: list[float], limits: NormLimits) -> Measured:

@@ -75,6 +75,19 @@ class PartialSum:
         }
         return cls(message["count"], message["weight"], int(steps), dict(message["exponents"]), **held)
 
+    def check_numbers(self) -> None:
+        """Hold its numbers against each other.
+
+        Raises:
+            ContributionError: one is no whole number, or none that so many contributions make.
+        """
+        if not _whole(self.count) or not 1 <= self.count <= MOST:
+            raise ContributionError(f"partial sum of {outside_text(self.count)} contributions, not of 1 to {MOST}")
+        if not _whole(self.weight) or not self.count <= self.weight <= self.count * LARGEST_WEIGHT:
+            raise ContributionError(f"{outside_text(self.weight)} is no weight of {self.count} contributions")
+        if not _whole(self.weighted_steps) or self.weighted_steps < 0:
+            raise ContributionError("the weighted steps of the partial sum are no whole number from 0 on")
+
     def check(self, reference: Arrays, exponents: Mapping[str, int]) -> None:
         """Hold it against the model whose contributions it is said to be of.
 
@@ -85,23 +98,12 @@ class PartialSum:
         Raises:
             ContributionError: a number or array has another form, or is beyond what so many contributions make.
         """
-        if not _whole(self.count) or not 1 <= self.count <= MOST:
-            raise ContributionError(f"partial sum of {outside_text(self.count)} contributions, not of 1 to {MOST}")
-        if not _whole(self.weight) or not self.count <= self.weight <= self.count * LARGEST_WEIGHT:
-            raise ContributionError(f"{outside_text(self.weight)} is no weight of {self.count} contributions")
-        if not _whole(self.weighted_steps) or self.weighted_steps < 0:
-            raise ContributionError("the weighted steps of the partial sum are no whole number from 0 on")
-        floats = {name: value for name, value in reference.items() if name in exponents}
-        others = {name: value for name, value in reference.items() if name not in exponents}
-        for given, expected in ((self.exponents, floats), (self.low, floats), (self.maxima, others)):
+        self.check_numbers()
+        whole = [name for name in reference if name not in exponents]
+        for given, expected in ((self.exponents, exponents), (self.low, exponents), (self.maxima, whole)):
             names_check("misses", [name for name in expected if name not in given])
-        for given, expected in (
-            (self.exponents, floats),
-            (self.low, floats),
-            (self.high, floats),
-            (self.maxima, others),
-        ):
             names_check("has unknown", [name for name in given if name not in expected])
+        names_check("has unknown", [name for name in self.high if name not in exponents])
         for name, exponent in exponents.items():
             told = self.exponents[name]
             if not _whole(told) or told != exponent:
@@ -109,13 +111,13 @@ class PartialSum:
                     f"entry {name} was summed with scale 2^{outside_text(told)}, not 2^{exponent}: "
                     "the relay had another model or federation.scale_floor"
                 )
-        for name, value in {**others}.items():
-            _form_check(name, self.maxima[name], value.shape, value.dtype)
+        for name in whole:
+            _form_check(name, self.maxima[name], reference[name].shape, reference[name].dtype)
+        most = self.count * LARGEST_PART
         for part in (self.low, self.high):
             for name, sums in part.items():
                 _form_check(name, sums, reference[name].shape, np.dtype(np.int64))
-                most = self.count * LARGEST_PART
-                if sums.size and not (-most <= int(sums.min()) and int(sums.max()) <= most):
+                if sums.size and not -most <= int(sums.min()) <= int(sums.max()) <= most:
                     raise ContributionError(f"entry {name} holds sums that {self.count} contributions cannot make")
 
 

@@ -164,6 +164,7 @@ class RoundMean:
             ContributionError: see `StreamingMean.merge`; also steps that do not belong to it, a mean longer than any of
                 its differences may be, or one that puts a running variance below 0.
         """
+        partial.check_numbers()
         if len(steps) != partial.count:
             raise ContributionError(f"steps of {len(steps)} sites came with a sum of {partial.count}")
         taus = None if self._tau is None else [self._tau(taken) for taken in steps]

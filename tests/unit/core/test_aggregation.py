@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harmofl.core.aggregation import StreamingMean
+from harmofl.core.contributions import ContributionError
 
 HALF_AND_A_BIT = Fraction(1, 2**28)
 GRID = Fraction(1, 2**29)  # of entries of scale 1
@@ -134,24 +135,80 @@ def test_weights_count():
     assert mean_of([np.float32([1]), np.float32([5])], [3, 1]).tolist() == [2.0]
 
 
-def test_memory_does_not_grow_with_the_number_of_sites():
-    size = 50_000  # more than one block of the sum
+def test_memory_does_not_grow_up_to_a_thousand_sites():
+    size = 70_000  # a piece of the sum and a begun one
     mean = StreamingMean({"w": np.zeros(size, np.float32), "n": np.zeros(size, np.int64)})
     generator = np.random.default_rng(0)
+    sent = [{"w": generator.standard_normal(size).astype(np.float32), "n": np.arange(size)} for _ in range(3)]
 
     def held_after(count):
         while mean.count < count:
-            contribution = {"w": generator.standard_normal(size).astype(np.float32), "n": np.arange(size)}
-            mean.add(contribution, mean.count + 1)
-        del contribution
+            mean.add(sent[mean.count % 3], mean.count + 1)
         return tracemalloc.get_traced_memory()[0]
 
     tracemalloc.start()
     try:
-        few, many = held_after(2), held_after(40)
+        few, many = held_after(6), held_after(1000)
     finally:
         tracemalloc.stop()
     assert many - few < size  # one kept float32 contribution alone would be 4 bytes a value
+
+
+def test_memory_is_that_of_the_documentation():
+    size = 100_000
+    tracemalloc.start()
+    try:
+        mean = StreamingMean({"w": np.zeros(size, np.float32), "b": np.full(10, 3.0, np.float32)})
+        sent = {"w": np.ones(size, np.float32), "b": np.ones(10, np.float32)}
+        before = tracemalloc.get_traced_memory()[0]
+        mean.add(sent, 1)
+        near = tracemalloc.get_traced_memory()[0] - before
+        mean.add(sent | {"b": np.full(10, 1e9, np.float32)}, 1)  # another scale: only its entries need more
+        other = tracemalloc.get_traced_memory()[0] - before
+        mean.add(sent | {"w": np.full(size, 1e9, np.float32)}, 1)
+        far = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert near == pytest.approx(8 * size, rel=0.01) == other and far == pytest.approx(16 * size, rel=0.01)
+
+
+def test_a_thousand_sites_of_a_million_images_have_the_room_that_is_documented():
+    """Before round 0: zero biases; running variances of 1 that become ten thousand; counters."""
+    model = {
+        "bias": np.zeros(4, np.float32),
+        "weight": np.full(4, 0.05, np.float32),
+        "running_mean": np.zeros(4, np.float32),
+        "running_var": np.ones(4, np.float32),
+        "count": np.zeros((), np.int64),
+    }
+    change = {
+        "bias": np.full(4, -4.0, np.float32),  # 4 scales: the most by one integer
+        "weight": np.full(4, 4.0, np.float32),
+        "running_mean": np.full(4, -1234.5, np.float32),
+        "running_var": np.array([9_999, 2.0**34, 0.5, -1], np.float32),  # 2^34 scales: the most for a million images
+        "count": np.array(62_500, np.int64),
+    }
+    mean = StreamingMean(model, frozenset({"bias", "weight"}))
+    for _ in range(1000):
+        mean.add(change, 2**20)
+    result = mean.mean()
+    assert all(np.array_equal(result[name], change[name]) for name in model)
+    partial = mean.partial()
+    assert partial.high.keys() == {"running_mean", "running_var"} and partial.weight == 1000 * 2**20
+    with pytest.raises(ContributionError, match="entry running_var is 1.8e.16 with its weight, above 1.8e.16"):
+        mean.add(change, 2**20 + 1)
+
+
+def test_a_lower_floor_makes_the_mean_finer_and_the_room_smaller():
+    value = np.array([3 * 2.0**-37], np.float32)
+    found = []
+    for floor in (1.0, 2.0**-8):
+        mean = StreamingMean({"w": np.full(1, 2.0**-9, np.float32)}, floor=floor)
+        mean.add({"w": value}, 1)
+        found.append(mean.mean()["w"][0])
+        with pytest.raises(ContributionError, match="above"):
+            mean.add({"w": np.full(1, 2.0**55 * floor, np.float32)}, 1)
+    assert found == [0.0, value[0]]  # grids of 2^-29 and 2^-37
 
 
 def reference():
