@@ -11,7 +11,19 @@ import numpy as np
 from harmofl.core.contributions import Array, Arrays, ContributionError, matching_entries
 from harmofl.core.direction import WIDTH, Reading, Visit
 from harmofl.core.entry_groups import EntryGroup
-from harmofl.core.grid_sum import FAR, MOST, NEAR, PIECE, Doubles, Floats, GridSum, Integers, as_doubles, scale_exponent
+from harmofl.core.grid_sum import (
+    FAR,
+    MOST,
+    NEAR,
+    PIECE,
+    Doubles,
+    Floats,
+    GridSum,
+    Integers,
+    largest_magnitude,
+    mean_of_integers,
+    scale_exponent,
+)
 from harmofl.core.partial_sum import PartialSum
 
 Judge = Callable[[Arrays, "Measured"], None]
@@ -143,7 +155,7 @@ class ContributionMean(ABC):
             raise ContributionError("no contribution was accepted")
         result = {name: value.reshape(self._reference[name].shape) for name, value in self._maximum.items()}
         for index, group in enumerate(self._groups):
-            result |= group.split(self._middle(index), factor if group.measured else 1.0)
+            result |= group.entries_of(self._middle(index, factor if group.measured else 1.0))
         return {name: result[name] for name in self._reference}
 
     def _measured(self, readings: list[Reading], limits: NormLimits) -> Measured:
@@ -161,8 +173,8 @@ class ContributionMean(ABC):
         """Check the float entries and take them with the weights of their groups, scaled; all or none of them."""
 
     @abstractmethod
-    def _middle(self, index: int) -> Doubles:
-        """What a group's vectors come to."""
+    def _middle(self, index: int, factor: float) -> Floats:
+        """What a group's vectors come to, times a factor, in the reference's type."""
 
 
 class StreamingMean(ContributionMean):
@@ -240,9 +252,8 @@ class StreamingMean(ContributionMean):
             raise ContributionError(f"a mean is of at most {MOST} contributions, these would be one of more")
         mean: dict[str, Array] = {}
         for group in self._groups:
-            values = as_doubles(*_integers(group, partial), math.ldexp(1.0, group.exponent))
-            values /= partial.weight
-            mean |= group.split(values, 1.0)
+            scale, integers = math.ldexp(1.0, group.exponent), _integers(group, partial)
+            mean |= group.entries_of(mean_of_integers((*integers, np.int64(0)), scale, partial.weight, 1.0, group.kind))
         measured = self._measured([group.read(mean) for group in self._groups], NO_LIMITS)
         if judge is not None:
             judge(mean, measured)
@@ -318,7 +329,7 @@ class StreamingMean(ContributionMean):
             if _NORM_ROUNDED * reading.norm * weight <= NEAR * scale:
                 continue
             for name in group.names:
-                largest = _largest(entries[name]) * weight
+                largest = largest_magnitude(entries[name]) * weight
                 if largest > FAR * scale:
                     raise ContributionError(
                         f"entry {name} is {largest:.3g} with its weight, above {FAR * scale:.3g}, the most that fits "
@@ -328,10 +339,8 @@ class StreamingMean(ContributionMean):
                     far.add(index)
         return frozenset(far)
 
-    def _middle(self, index: int) -> Doubles:
-        values = self._totals()[index].nearest()
-        values /= self.total_weight
-        return values
+    def _middle(self, index: int, factor: float) -> Floats:
+        return self._totals()[index].mean(self.total_weight, factor, self._groups[index].kind)
 
 
 def _integers(group: EntryGroup, partial: PartialSum) -> tuple[Integers, Integers | None]:
@@ -341,7 +350,3 @@ def _integers(group: EntryGroup, partial: PartialSum) -> tuple[Integers, Integer
         zeros = {name: np.zeros_like(partial.low[name]) for name in group.names}
         high = group.vector({**zeros, **{name: value for name, value in partial.high.items() if name in zeros}})
     return group.vector(partial.low), high
-
-
-def _largest(value: Array) -> float:
-    return max(float(value.max(initial=0)), -float(value.min(initial=0)))

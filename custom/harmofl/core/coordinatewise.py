@@ -6,7 +6,7 @@ import numpy as np
 
 from harmofl.core.aggregation import ContributionMean, Measured, NormLimits
 from harmofl.core.contributions import Array, Arrays, ContributionError
-from harmofl.core.grid_sum import PIECE, Doubles
+from harmofl.core.grid_sum import PIECE, Floats
 
 FEWEST = 3  # the median of two is their mean
 
@@ -48,15 +48,16 @@ class CoordinatewiseMean(ContributionMean):
             self._held.setdefault(index, []).append((values, measured.factor))
         return measured
 
-    def _middle(self, index: int) -> Doubles:
+    def _middle(self, index: int, factor: float) -> Floats:
         held, cut = self._held[index], self.cut
         if self.count < FEWEST:
             raise ContributionError(f"federation.aggregation: {self.count} of at least {FEWEST} contributions came")
-        result = np.empty(self._groups[index].size)
+        group = self._groups[index]
+        result: Floats = np.empty(group.size, group.kind)
         for start in range(0, result.size, PIECE):
             piece = slice(start, start + PIECE)
-            rows = np.stack([values[piece].astype(np.float64) * factor for values, factor in held])
+            rows = np.stack([values[piece].astype(np.float64) * scaled for values, scaled in held])
             rows.sort(axis=0)
             # sorted values are added in one order, whatever the order of arrival
-            result[piece] = rows[cut : self.count - cut].mean(axis=0)
+            result[piece] = rows[cut : self.count - cut].mean(axis=0) * factor
         return result

@@ -6,9 +6,9 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from harmofl.core.contributions import Array, Arrays, ContributionError
+from harmofl.core.contributions import Arrays, ContributionError
 from harmofl.core.direction import Reading, VectorReader, Visit, all_finite
-from harmofl.core.grid_sum import PIECE, Doubles, Floats
+from harmofl.core.grid_sum import PIECE, Floats
 
 Kind = TypeVar("Kind", bound=np.generic)
 
@@ -35,13 +35,13 @@ class EntryGroup:
             generator: draws the projection of directions; None where none are kept.
         """
         self.names, self._reference, self.exponent = names, reference, exponent
-        self._type = reference[names[0]].dtype
+        self.kind: np.dtype[Any] = reference[names[0]].dtype
         self.measured = measured
         stops = np.cumsum([reference[name].size for name in names]).tolist()
         self.size: int = stops[-1]
         self.places = {name: slice(stop - reference[name].size, stop) for name, stop in zip(names, stops, strict=True)}
         self._parts = self._parts_of_pieces()
-        self._buffer = np.empty(min(PIECE, self.size), np.float64 if self._type.itemsize == 8 else np.float32)
+        self._buffer = np.empty(min(PIECE, self.size), np.float64 if self.kind.itemsize == 8 else np.float32)
         self._reader = VectorReader(self.size, generator if measured else None)
 
     def pieces(self, entries: Arrays) -> Iterator[tuple[int, Floats]]:
@@ -72,19 +72,13 @@ class EntryGroup:
         Raises:
             ContributionError: a value is not finite in the reference's type; names its entry.
         """
-        reading = self._reader.read(lambda: self.pieces(entries), self._type, visit)
+        reading = self._reader.read(lambda: self.pieces(entries), self.kind, visit)
         if reading is None:
             with np.errstate(over="ignore"):
                 parts: list[tuple[str, Any]] = [(name, entries[name].reshape(-1)) for name in self.names]
-                bad = next(name for name, part in parts if not all_finite(part, self._type))
+                bad = next(name for name, part in parts if not all_finite(part, self.kind))
             raise ContributionError(f"entry {bad} holds values that are not finite")
         return reading
-
-    def split(self, values: Doubles, factor: float) -> dict[str, Array]:
-        """A vector times the factor as entries, in the reference's type and shape; `values` are overwritten."""
-        if factor != 1:
-            values *= factor
-        return {name: part.astype(self._type) for name, part in self.entries_of(values).items()}
 
     def entries_of(self, vector: NDArray[Kind]) -> dict[str, NDArray[Kind]]:
         """Views of a vector as entries."""

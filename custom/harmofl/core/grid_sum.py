@@ -29,7 +29,7 @@ Floats = NDArray[np.floating]
 Doubles = NDArray[np.float64]
 Integers = NDArray[np.int64]
 
-PIECE = 65_536  # elements added at a time: fewer cost calls, more do not stay in a core's cache
+PIECE = 131_072  # elements added at a time: fewer cost calls, more do not stay in a core's cache
 MOST = 4_095  # summands
 NEAR, FAR = 2.0**22, 2.0**54  # largest |weight * value| in scales, by one integer and by two
 LARGEST_PART = 2**51  # magnitude of one summand in either integer
@@ -43,10 +43,15 @@ def scale_exponent(values: Array, floor: float) -> int:
     The magnitude is rounded to float16 first, so that a model that was rounded to float16 on its way has the scales
     that it had before.
     """
-    largest = float(np.abs(values).max(initial=0))
+    largest = largest_magnitude(values)
     rounded = float(np.float16(largest)) if largest < _LARGEST_HALF else largest
     mantissa, exponent = math.frexp(max(rounded, floor))
     return exponent - (mantissa == 0.5)
+
+
+def largest_magnitude(values: Array) -> float:
+    """The largest magnitude of floats, 0 of none."""
+    return max(float(values.max(initial=0)), -float(values.min(initial=0)))
 
 
 class GridSum:
@@ -100,8 +105,7 @@ class GridSum:
 
     def low(self) -> Integers:
         """The first integers, (size,), in grids."""
-        brought = self._near * int(np.float64(self._magic).view(np.int64)) % 2**64
-        return self._low - np.uint64(brought).astype(np.int64)
+        return self._low - self._brought()
 
     def high(self) -> Integers | None:
         """The second integers, (size,), in 2^32 grids; None where all summands were near."""
@@ -111,9 +115,14 @@ class GridSum:
         """Add the integers of another sum with this scale."""
         self._add_parts(0, low, high)
 
-    def nearest(self) -> Doubles:
-        """The sums as float64, (size,)."""
-        return as_doubles(self.low(), self._high, self.scale)
+    def mean(self, weight: int, factor: float, kind: np.dtype[np.floating]) -> Floats:
+        """The sums by the total weight, times a factor, see `mean_of_integers`."""
+        return mean_of_integers((self._low, self._high, self._brought()), self.scale, weight, factor, kind)
+
+    def _brought(self) -> np.int64:
+        """What the bits of M came to, modulo 2^64."""
+        bits = self._near * int(np.float64(self._magic).view(np.int64))
+        return np.uint64(bits % 2**64).astype(np.int64)
 
     def _add_parts(self, start: int, low: Integers, high: Integers | None) -> None:
         if high is not None:
@@ -142,10 +151,31 @@ class GridSum:
         return np.rint(grids).astype(np.int64), high.astype(np.int64)
 
 
-def as_doubles(low: Integers, high: Integers | None, scale: float) -> Doubles:
-    """Sums of integers on the grid of a scale as float64."""
-    result = low.astype(np.float64)
-    if high is not None:
-        result += np.ldexp(high.astype(np.float64), _SPLIT)
-    result *= math.ldexp(scale, _GRID)
+def mean_of_integers(
+    sums: tuple[Integers, Integers | None, np.int64],
+    scale: float,
+    weight: int,
+    factor: float,
+    kind: np.dtype[np.floating],
+) -> Floats:
+    """The mean that sums on a grid come to; total, quotient and product are rounded in float64, the end to `kind`.
+
+    Args:
+        sums: (size,) in grids and, where there are any, in 2^32 grids; what the first are too large by.
+        scale: a power of two.
+        weight: total weight.
+        factor: of the mean.
+        kind: of the result.
+    """
+    low, high, brought = sums
+    result: Floats = np.empty(low.size, kind)
+    for start in range(0, low.size, PIECE):
+        place = slice(start, start + PIECE)
+        part = (low[place] - brought).astype(np.float64)
+        if high is not None:
+            part += np.ldexp(high[place].astype(np.float64), _SPLIT)
+        part /= weight / math.ldexp(scale, _GRID)  # the grid is a power of two: rounded once
+        if factor != 1:
+            part *= factor
+        result[place] = part
     return result

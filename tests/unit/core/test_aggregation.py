@@ -136,7 +136,7 @@ def test_weights_count():
 
 
 def test_memory_does_not_grow_up_to_a_thousand_sites():
-    size = 70_000  # a piece of the sum and a begun one
+    size = 140_000  # a piece of the sum and a begun one
     mean = StreamingMean({"w": np.zeros(size, np.float32), "n": np.zeros(size, np.int64)})
     generator = np.random.default_rng(0)
     sent = [{"w": generator.standard_normal(size).astype(np.float32), "n": np.arange(size)} for _ in range(3)]
@@ -155,7 +155,7 @@ def test_memory_does_not_grow_up_to_a_thousand_sites():
 
 
 def test_memory_is_that_of_the_documentation():
-    size = 100_000
+    size = 200_000
     tracemalloc.start()
     try:
         mean = StreamingMean({"w": np.zeros(size, np.float32), "b": np.full(10, 3.0, np.float32)})
