@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from harmofl.core.grid_sum import FAR, MOST, NEAR, PIECE, GridSum, scale_exponent
@@ -54,6 +54,8 @@ def test_the_floor_is_the_least_scale():
 
 
 @given(st.floats(0, 60_000, width=32))
+@example(1.0001)  # 1 in float16
+@example(3.9999)  # 4
 def test_a_model_that_was_rounded_to_float16_on_its_way_has_the_same_scale(value):
     sent = np.array([value], np.float32)
     assert scale_exponent(sent.astype(np.float16).astype(np.float32), 1.0) == scale_exponent(sent, 1.0)
