@@ -150,9 +150,10 @@ def test_masks_of_a_secure_sum_cancel_to_the_same_bits():
 
 
 def test_the_product_is_rounded_before_the_grid_is_added():
-    # 3 * (2^53 + 1) / 3 rounds to even neighbors of float64 first; a fused operation would see the last bit
-    weight, value = 1 + 2.0**-30, (1 + 2.0**-30) * (2**29 + 0.5) * 2.0**-29
-    assert whole(summed([np.array([value])], [weight])) == [in_grids(value, weight)]
+    # a processor's fused multiply and add would round once, to the other neighbor of half a grid
+    weight, value = 1.8916602929897692, 0.0014835733049435524
+    fused = round(Fraction(value) * Fraction(weight) / GRID)
+    assert whole(summed([np.array([value])], [weight])) == [in_grids(value, weight)] != [fused]
 
 
 def test_memory_is_8_bytes_an_element_and_16_after_a_far_vector():
