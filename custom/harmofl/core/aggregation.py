@@ -274,32 +274,24 @@ class StreamingMean(ContributionMean):
         """Add the pieces as they are read, and take them back where the whole is none to add as it is."""
         if self.count == MOST:
             raise ContributionError(f"a mean is of at most {MOST} contributions")
-        added: list[int] = []
-        near: frozenset[int] = frozenset()
+        nowhere: frozenset[int] = frozenset()
+        readings = self._add_pieces(entries, weights, nowhere)
         try:
-            readings = self._add_pieces(entries, weights, near, added)
             measured = self._measured(readings, limits)
             scaled = [weight * measured.factor for weight in weights]
             far = self._far_groups(entries, scaled, readings)
         except BaseException:
-            self._take_back(entries, weights, near, added)
+            self._take_back(entries, weights, nowhere)
             raise
-        if not far and measured.factor == 1:
-            return measured
-        self._take_back(entries, weights, near, added)
-        added = []
-        try:
-            self._add_pieces(entries, scaled, far, added)
-        except BaseException:
-            self._take_back(entries, scaled, far, added)
-            raise
+        if far or measured.factor != 1:
+            self._take_back(entries, weights, nowhere)
+            self._add_pieces(entries, scaled, far)
         return measured
 
-    def _add_pieces(
-        self, entries: Arrays, weights: list[float], far: frozenset[int], added: list[int]
-    ) -> list[Reading]:
-        """Read all groups and add each piece as it is read; `added` receives by group how many are in the sum."""
+    def _add_pieces(self, entries: Arrays, weights: list[float], far: frozenset[int]) -> list[Reading]:
+        """Read all groups and add each piece as it is read; where that fails nothing stays."""
         totals = self._totals()
+        added: list[int] = []  # pieces by group
 
         def adding(index: int) -> Visit:
             def add(start: int, piece: Floats) -> None:
@@ -309,11 +301,19 @@ class StreamingMean(ContributionMean):
             added.append(0)
             return add
 
-        return [group.read(entries, adding(index)) for index, group in enumerate(self._groups)]
+        try:
+            return [group.read(entries, adding(index)) for index, group in enumerate(self._groups)]
+        except BaseException:
+            self._take_back(entries, weights, far, added)
+            raise
 
-    def _take_back(self, entries: Arrays, weights: list[float], far: frozenset[int], added: list[int]) -> None:
+    def _take_back(
+        self, entries: Arrays, weights: list[float], far: frozenset[int], added: list[int] | None = None
+    ) -> None:
+        """Undo `_add_pieces`: of each group all pieces, or the first `added` ones."""
+        counts = [None] * len(self._groups) if added is None else added
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            for index, count in enumerate(added):
+            for index, count in enumerate(counts):
                 for start, piece in islice(self._groups[index].pieces(entries), count):
                     self._sums[index].take_back(start, piece, weights[index], self._buffer, far=index in far)
 

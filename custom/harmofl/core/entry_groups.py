@@ -58,15 +58,14 @@ class EntryGroup:
                 yield start, values[0]
                 continue
             piece = self._buffer[: min(PIECE, self.size - start)]
-            with np.errstate(over="ignore"):
-                np.concatenate(values, out=piece, casting="same_kind")
+            np.concatenate(values, out=piece, casting="same_kind")
             yield start, piece
 
     def read(self, entries: Arrays, visit: Visit | None = None) -> Reading:
         """Check and measure the vector of a contribution.
 
         Args:
-            entries: checked by form.
+            entries: see `harmofl.core.contributions.matching_entries`.
             visit: is given each piece once.
 
         Raises:
@@ -74,9 +73,8 @@ class EntryGroup:
         """
         reading = self._reader.read(lambda: self.pieces(entries), self.kind, visit)
         if reading is None:
-            with np.errstate(over="ignore"):
-                parts: list[tuple[str, Any]] = [(name, entries[name].reshape(-1)) for name in self.names]
-                bad = next(name for name, part in parts if not all_finite(part, self.kind))
+            parts: list[tuple[str, Any]] = [(name, entries[name].reshape(-1)) for name in self.names]
+            bad = next(name for name, part in parts if not all_finite(part, self.kind))
             raise ContributionError(f"entry {bad} holds values that are not finite")
         return reading
 

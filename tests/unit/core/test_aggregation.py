@@ -269,3 +269,19 @@ def test_a_half_precision_contribution_is_averaged_in_the_model_s_type():
     result = StreamingMean({"w": np.zeros(1, np.float32)})
     result.add({"w": np.array([0.1], np.float16)}, 1)
     assert result.mean()["w"].tolist() == [float(np.float16(0.1))]
+
+
+@pytest.mark.parametrize("kind", [np.float64, ">f4", ">f2", np.longdouble])
+def test_wider_and_foreign_floats_count_in_the_model_s_type(kind):
+    value = np.array([0.1, 2.0**22 / 3], np.float64).astype(kind) if kind != ">f2" else np.array([0.1, 3.0], kind)
+    result = mean_of([value.astype(np.float32)], [3])
+    mean = StreamingMean({"w": np.zeros(2, np.float32)})
+    mean.add({"w": value}, 3)
+    assert bits(mean.mean()["w"]) == bits(result)
+
+
+def test_the_range_is_held_against_what_is_added():
+    # 3 * 1398101.33 is below 2^22; in the model's float32 it is 1398101.375, and three times that above
+    mean = StreamingMean({"w": np.zeros(1, np.float32)})
+    mean.add({"w": np.array([1398101.33])}, 3)
+    assert mean.partial().high.keys() == {"w"} and mean.mean()["w"].tolist() == [1398101.375]
