@@ -13,6 +13,7 @@ from nvflare.apis.fl_context import FLContext, FLContextManager
 from nvflare.apis.shareable import Shareable
 from nvflare.apis.signal import Signal
 from nvflare.app_common.abstract.model import make_model_learnable
+from nvflare.app_common.aggregators.weighted_aggregation_helper import WeightedAggregationHelper
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
@@ -51,17 +52,21 @@ HOSPITAL: dict[str, Any] = {
     "training": {"optimizer": "adam", "learning_rate": 1e-3, "batch_size": 8},
     "federation": {"rounds": 1, "minimum_sites": 3},
 }
+FLARE_S = "FLARE's float32 accumulator, which checks nothing and depends on the order of arrival"
 IMAGES = [311, 57, 402, 123, 250, 77]  # as many as sites
 
 
 def measure() -> list[Row]:
     """All rows; under a minute."""
     common_decomposers.register()
-    return [*(aggregation(job, name) for job, name in JOBS.items()), task()]
+    return [*(row for job, name in JOBS.items() for row in aggregation(job, name)), task()]
 
 
-def aggregation(job: str, name: str) -> Row:
-    """One answer into the mean by the aggregator, with all that it checks: form, claims, finite values, norms."""
+def aggregation(job: str, name: str) -> list[Row]:
+    """One answer into the mean by the aggregator, with all that it checks: form, claims, finite values, norms.
+
+    FLARE's accumulator, which its InTimeAccumulateWeightedAggregator adds with, gets the arrays of that answer.
+    """
     experiment = resolved(job, "federation.weights=samples")
     with tempfile.TemporaryDirectory() as folder:
         run = ServerRun(experiment, False, Path(folder), [f"site-{index}" for index in range(FEW)])
@@ -78,7 +83,7 @@ def aggregation(job: str, name: str) -> Row:
         sent = [{name: _tenth(value) for name, value in held.items()} for held in changes(model, FEW)]
         answers = [answer_of(index, sent[index], experiment, run.model_sha256) for index in range(FEW)]
         aggregator, sums = HarmoFLAggregator(), {n: np.zeros(v.shape) for n, v in model.items() if v.dtype.kind == "f"}
-        turns = {"checked": 0, "bare": 0}
+        turns, flare = {"checked": 0, "bare": 0, "flare": 0}, WeightedAggregationHelper()
 
         def add_checked() -> None:
             index = turns["checked"] % FEW
@@ -94,9 +99,20 @@ def aggregation(job: str, name: str) -> Row:
             for key in sums:
                 contribution[key].max()
 
-        found = ratio(add_checked, add_bare, seconds=6.0, before_measured=aggregator.accepted.clear)
+        def add_by_flare() -> None:
+            index = turns["flare"] % FEW
+            turns["flare"] += 1
+            flare.add(sent[index], IMAGES[index], f"site-{index}", 1)
+
+        found, beside = (
+            ratio(add_checked, bare, seconds=6.0, before_measured=aggregator.accepted.clear)
+            for bare in (add_bare, add_by_flare)
+        )
     what = f"an answer of {name} with all checks and its norm, weights by samples"
-    return Row(what, "float64 in-place add plus one read pass", found.median, 1.6, found.noise)
+    return [
+        Row(what, "float64 in-place add plus one read pass", found.median, 1.6, found.noise),
+        Row(f"{what}, beside FLARE", FLARE_S, beside.median, 2.5, beside.noise),
+    ]
 
 
 def _tenth(value: np.ndarray) -> np.ndarray:

@@ -44,7 +44,7 @@ from tests.small_job import write_site
 MIB = 2**20
 APART = "the larger by the smaller"
 NETWORKS = {"unet": "instance", "densenet121": "batch"}
-FEW, MANY, MOST = 6, 60, 200  # sites
+FEW, MANY, MOST = 6, 60, 1000  # sites
 ROUNDS, SETTLED = 40, 10  # rounds for the slope of memory, and those before it
 PLANNED_SITES = ["site-0", "site-1"]
 PLANNED: dict[str, Any] = {
@@ -111,12 +111,12 @@ def aggregation() -> Iterator[Row]:
                     contribution[name].max()
 
             found = ratio(add, limit, seconds=6.0)
-            what = f"exact aggregation of {network}, finite check included, {kind}"
+            what = f"aggregation of {network} on the common grid, finite check included, {kind}"
             yield Row(what, "float64 in-place add plus one read pass", found.median, 1.5, found.noise)
 
 
 def aggregator_memory() -> Iterator[Row]:
-    """Resident memory from 6 to 200 contributions, in a process of its own."""
+    """Resident memory from 6 to 1,000 contributions, in a process of its own."""
     for kind in ("equal weights", "weights by samples"):
         before, after = _in_a_process(_held_by_aggregation, kind == "weights by samples")
         yield Row(f"aggregation memory, {MOST} contributions, {kind}", f"of {FEW}", after / before, 1.01)

@@ -43,7 +43,11 @@ SLACK, LEAST = 5.0, 60.0  # times the duration without a change; seconds
 AT_ONCE = 2
 # Tests by file, below tests/; a file of the folders named here that is missing is an error.
 TESTS: dict[str, tuple[str, ...]] = {
-    "core/aggregation.py": ("unit/core/test_aggregation.py", "unit/core/test_aggregation_refusals.py"),
+    "core/aggregation.py": (
+        "unit/core/test_aggregation.py",
+        "unit/core/test_aggregation_refusals.py",
+        "unit/core/test_partial_sum.py",
+    ),
     "core/amplitude_limits.py": ("unit/core/test_amplitude_limits.py",),
     "core/amplitude.py": (
         "unit/core/test_amplitude_normalization.py",
@@ -55,13 +59,15 @@ TESTS: dict[str, tuple[str, ...]] = {
     "core/classification.py": ("unit/core/test_classification.py",),
     "core/clustered.py": ("unit/core/test_clustered.py",),
     "core/contrast.py": ("unit/core/test_contrast.py",),
+    "core/contributions.py": ("unit/core/test_aggregation_refusals.py", "unit/core/test_aggregation.py"),
     "core/coordinatewise.py": ("unit/core/test_coordinatewise.py",),
     "core/deployed.py": ("unit/core/test_deployed.py",),
     "core/direction.py": ("unit/core/test_direction.py",),
     "core/distances.py": ("unit/core/test_distances.py",),
     "core/drift.py": ("unit/core/test_drift.py",),
-    "core/exact_sum.py": ("unit/core/test_exact_sum.py", "unit/core/test_aggregation.py"),
+    "core/entry_groups.py": ("unit/core/test_aggregation.py", "unit/core/test_aggregation_refusals.py"),
     "core/gaussian_mechanism.py": ("unit/core/test_gaussian_mechanism.py",),
+    "core/grid_sum.py": ("unit/core/test_grid_sum.py", "unit/core/test_aggregation.py"),
     "core/landscape.py": ("unit/core/test_landscape.py",),
     "core/loading.py": ("unit/core/test_loading.py", "unit/core/test_parallel.py"),
     "core/loss_terms.py": ("unit/core/test_loss_terms.py",),
@@ -71,6 +77,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "core/paired.py": ("unit/core/test_paired.py",),
     "core/parallel.py": ("unit/core/test_parallel.py", "unit/core/test_parallel_rounds.py"),
     "core/partition.py": ("unit/core/test_partition.py",),
+    "core/partial_sum.py": ("unit/core/test_partial_sum.py",),
     "core/perturbation.py": (
         "unit/core/test_perturbation.py",
         "unit/core/test_perturbation_passes.py",
@@ -78,7 +85,6 @@ TESTS: dict[str, tuple[str, ...]] = {
     ),
     "core/radial.py": ("unit/core/test_amplitude_spectra.py", "oracle", "unit/core/test_deployed.py"),
     "core/released_sets.py": ("unit/core/test_released_sets.py", "unit/flare/test_releases.py"),
-    "core/rounding.py": ("unit/core/test_rounding.py",),
     "core/scores.py": ("unit/core/test_scores.py",),
     "core/server_rules.py": ("unit/core/test_server_rules.py", "unit/flare/test_generator.py"),
     "core/spectra.py": ("unit/core/test_amplitude_spectra.py", "oracle"),

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harmofl.core.aggregation import Measured, NormLimits
-from harmofl.core.exact_sum import Doubles
+from harmofl.core.grid_sum import PIECE, Doubles
 from harmofl.experiment import TrainingSettings
 
 # A site whose steps point anywhere moves by the root of their number, so that with 25 times fewer steps than another
@@ -152,4 +152,6 @@ class NormRule:
 
 def whole_norm(arrays: "Collection[np.ndarray]") -> float:
     """The L2 norm of arrays together, in float64."""
-    return math.sqrt(math.fsum(float(np.square(np.asarray(value, np.float64)).sum()) for value in arrays))
+    flat = [np.asarray(value).reshape(-1) for value in arrays]
+    pieces = (value[start : start + PIECE] for value in flat for start in range(0, value.size, PIECE))
+    return math.sqrt(math.fsum(float(np.square(piece, dtype=np.float64).sum()) for piece in pieces))

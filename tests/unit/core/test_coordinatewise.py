@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harmofl.core.aggregation import ContributionError
+from harmofl.core.contributions import ContributionError
 from harmofl.core.coordinatewise import CoordinatewiseMean
 from harmofl.core.server_rules import ServerRule
 from harmofl.experiment import FederationSettings, TrainingSettings
@@ -16,7 +16,7 @@ from harmofl.experiment import FederationSettings, TrainingSettings
 def contribution(seed, scale=1.0):
     generator = np.random.default_rng(seed)
     return {
-        "large": (scale * generator.standard_normal(70_001)).astype(np.float32),
+        "large": (scale * generator.standard_normal(140_001)).astype(np.float32),
         "small": (scale * generator.standard_normal((2, 3))).astype(np.float32),
         "scalar": np.array(scale * generator.standard_normal(), np.float32),
         "half": (generator.standard_normal(4)).astype(np.float16),
