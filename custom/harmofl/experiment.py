@@ -29,6 +29,7 @@ RULES: dict[str, int] = {
     "reading": 2,  # voxels, pixels and targets of files: 1 took MONAI's affines and guessed masks; 2 takes nibabel's
     "amplitude": 2,  # statistics of images: 1 had images without contrast in them; 2 leaves these out
     "training": 2,  # order, augmentation, steps: 1 drew all from one generator; 2 has one for each purpose
+    "exchange": 2,  # what float16 rounds: 1 rounded differences alone; 2 the model that goes down as well
 }
 
 LONGEST_WAIT = 366 * 24 * 3600  # seconds
@@ -153,11 +154,12 @@ class TrainingSettings(Section):
 class FederationSettings(Section):
     """Rounds and rules of the federation; times in seconds.
 
-    `server_betas` and `server_epsilon` are those of server optimizer `adam`. What `local_layers` names never leaves a
-    site; `pooled_data` lets one simulated site train on the data of all. `exchange` is the type of differences on their
-    way up; whatever goes down is float32. `norm_bound` scales a site's difference whose norm per step is beyond that
-    multiple of the median of the round before down to this median; null scales nothing. `median` and `trimmed_mean`,
-    which cuts `trimmed_share` of the sites off at each end, hold the differences of all sites.
+    `server_betas` and `server_epsilon` are those of server optimizer `adam`. What `local_layers` names never leaves
+    a site; `pooled_data` lets one simulated site train on the data of all. `exchange` is the type of parameters on
+    their way down and of their differences on the way up; the server's own model is float32
+    (`harmofl.core.exchange`). `norm_bound` scales a site's difference whose norm per step is beyond that multiple
+    of the median of the round before down to this median; null scales nothing. `median` and `trimmed_mean`, which
+    cuts `trimmed_share` of the sites off at each end, hold the differences of all sites.
     """
 
     rounds: Count
