@@ -28,6 +28,15 @@ class HarmoFLShareableGenerator(ShareableGenerator):
         return run.header(fl_ctx.get_prop(AppConstants.CURRENT_ROUND)).attach(pack_model(message))
 
     def shareable_to_learnable(self, shareable: Shareable, fl_ctx: FLContext) -> ModelLearnable:
-        """The next global model, theta + eta_g * mean difference (Algorithm 1) unless the run has another rule."""
-        held = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
-        return make_model_learnable(current_run(fl_ctx).rule.next_model(held, from_shareable(shareable).data), {})
+        """The next global model, theta + eta_g * mean difference (Algorithm 1) unless the run has another rule.
+
+        A model that cannot be sent ends the job with its reason, before anything of it is saved.
+        """
+        run, held = current_run(fl_ctx), fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
+        try:
+            moved = run.rule.next_model(held, from_shareable(shareable).data)
+            run.for_sites(moved)
+        except ValueError as error:
+            self.system_panic(f"round {fl_ctx.get_prop(AppConstants.CURRENT_ROUND)}: {error}", fl_ctx)
+            return make_model_learnable(held, {})
+        return make_model_learnable(moved, {})

@@ -165,6 +165,29 @@ def test_a_model_beyond_float16_is_neither_sent_nor_saved(run, make_context, bey
     assert float(run.for_sites(large)[statistic].max()) == 7e4, "a running statistic may lie beyond float16"
 
 
+@pytest.mark.parametrize(
+    "beyond",
+    [
+        ("float16", 7e4, "the global model is not sent: "),
+        ("float32", np.inf, "the global model would not be finite in "),
+    ],
+)
+def test_a_next_model_that_cannot_be_sent_ends_the_job_in_one_line(
+    make_run, make_context, monkeypatch, beyond: tuple[str, float, str]
+) -> None:
+    exchange, change, told = beyond
+    run = make_run({"federation.exchange": exchange})
+    held, context, panics = run.initial_weights(), make_context(run), []
+    context.set_prop(AppConstants.GLOBAL_MODEL, make_model_learnable(held, {}), private=True, sticky=True)
+    monkeypatch.setattr(HarmoFLShareableGenerator, "system_panic", lambda self, reason, context: panics.append(reason))
+    mean = {name: np.full_like(value, change if value.dtype.kind == "f" else 1) for name, value in held.items()}
+    sent = DXO(DataKind.WEIGHT_DIFF, data=mean).to_shareable()
+    kept = HarmoFLShareableGenerator().shareable_to_learnable(sent, context)
+    assert same(kept[ModelLearnableKey.WEIGHTS], held)
+    (line,) = panics
+    assert line.startswith(f"round 4: {told}{next(iter(held))}") and "\n" not in line
+
+
 def damaged(held: dict[str, Any], how: str) -> None:
     own = held["harmofl"]["server_weights"]
     name = next(iter(own))
