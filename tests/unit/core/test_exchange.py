@@ -76,7 +76,7 @@ def test_a_numpy_scalar_travels_too() -> None:
 
 
 @given(arrays(np.float32, st.integers(0, 40), elements=FITS))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_rounding_is_idempotent_near_and_gives_every_site_the_same_bits(values: np.ndarray) -> None:
     once = received({"w": values})
     assert once["w"].dtype == np.float32
@@ -132,7 +132,7 @@ CHANGES = st.lists(arrays(np.float32, 6, elements=st.floats(-0.25, 0.25, width=3
 
 
 @given(VALUES, CHANGES, st.sampled_from([1.0, 0.5]))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_the_model_that_is_sent_is_one_rounding_off_the_sum_of_all_changes(
     values: np.ndarray, changes: list[np.ndarray], rate: float
 ) -> None:
@@ -153,7 +153,7 @@ def test_the_model_that_is_sent_is_one_rounding_off_the_sum_of_all_changes(
 
 
 @given(VALUES, CHANGES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=25, deadline=None)
 def test_rounds_are_those_of_a_plain_loop_over_numbers(values: np.ndarray, changes: list[np.ndarray]) -> None:
     """Two sites, number by number in Python, whose struct module rounds to float16 and float32 as IEEE 754 says."""
     import struct

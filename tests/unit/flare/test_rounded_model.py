@@ -259,10 +259,10 @@ class HalfByHand(HandRounds):
 
 
 @pytest.mark.parametrize("method", ["fedavg", pytest.param("fedbn", marks=pytest.mark.slow)])
-def test_three_rounds_are_those_of_a_plain_loop(start: Start, method: str) -> None:
+def test_rounds_are_those_of_a_plain_loop(start: Start, method: str) -> None:
     toy = start(method)
     by_hand = HalfByHand(toy)
-    for number in range(3):
+    for number in range(2):
         toy.round(number)
         by_hand.round(number)
     assert same(toy.weights, {name: value.numpy() for name, value in by_hand.own.items()})
@@ -276,16 +276,16 @@ def test_three_rounds_are_those_of_a_plain_loop(start: Start, method: str) -> No
     "method", ["fedadam", *(pytest.param(name, marks=pytest.mark.slow) for name in ("fedavg", "fednova", "fedbn"))]
 )
 def test_c11_a_resumed_run_goes_on_bit_for_bit(start: Start, method: str, make_context) -> None:
-    """Three rounds, against two, a checkpoint and one by a new server; sites keep their state."""
+    """Two rounds, against one, a checkpoint and one by a new server; sites keep their state."""
     whole, broken = start(method, "whole"), start(method, "broken")
-    whole.rounds(3)
-    broken.rounds(2)
-    save_model_file(broken.weights, broken.run, 2, broken.run.folder / FINAL_MODEL)
+    whole.rounds(2)
+    broken.rounds(1)
+    save_model_file(broken.weights, broken.run, 1, broken.run.folder / FINAL_MODEL)
     checkpoint = Checkpoint.load(broken.run.folder / FINAL_MODEL)
     resumed = ServerRun(broken.experiment, False, broken.run.folder, sorted(SITES), run_id="toy")
     resumed.continue_from(checkpoint)
     broken.run, broken.weights = resumed, server_weights(checkpoint, resumed)
-    broken.rounds(1, start=2)
+    broken.rounds(1, start=1)
     assert same(broken.weights, whole.weights)
     assert whole.run.model_sha256 == broken.run.model_sha256
     for site in SITES:
@@ -357,6 +357,7 @@ def test_norms_and_means_are_measured_by_the_model_that_was_sent(opened, answer,
     assert "did not train the model that was sent" in run.refused["B"]
 
 
+@pytest.mark.slow
 def test_the_federation_in_one_process_keeps_scores_and_hashes_the_rounded_model(
     written: dict[str, Any], root: Path, tmp_path: Path
 ) -> None:
