@@ -31,6 +31,7 @@ RULES: dict[str, int] = {
     "amplitude": 2,  # statistics of images: 1 had images without contrast in them; 2 leaves these out
     "sum": 2,  # the mean of the sites' differences: 1 summed without any rounding; 2 on a common grid
     "training": 2,  # order, augmentation, steps: 1 drew all from one generator; 2 has one for each purpose
+    "exchange": 2,  # what float16 rounds: 1 rounded differences alone; 2 the model that goes down as well
 }
 
 LONGEST_WAIT = 366 * 24 * 3600  # seconds
@@ -155,14 +156,15 @@ class TrainingSettings(Section):
 class FederationSettings(Section):
     """Rounds and rules of the federation; times in seconds.
 
-    `server_betas` and `server_epsilon` are those of server optimizer `adam`. What `local_layers` names never leaves a
-    site; `pooled_data` lets one simulated site train on the data of all. `exchange` is the type of differences on their
-    way up; whatever goes down is float32. `norm_bound` scales a site's difference whose norm per step is beyond that
-    multiple of the median of the round before down to this median; null scales nothing. `median` and `trimmed_mean`,
-    which cuts `trimmed_share` of the sites off at each end, hold the differences of all sites. The mean of an entry is
-    off by at most 2^-30 of its scale: the largest magnitude in the model that was sent, rounded up to a power of two,
-    and at least `scale_floor`, a power of two. Of the default, 1, that is half of the last digit of a float32 of 1/64:
-    no more than weights of that size are rounded by in any case.
+    `server_betas` and `server_epsilon` are those of server optimizer `adam`. What `local_layers` names never leaves
+    a site; `pooled_data` lets one simulated site train on the data of all. `exchange` is the type of parameters on
+    their way down and of their differences on the way up; the server's own model is float32
+    (`harmofl.core.exchange`). `norm_bound` scales a site's difference whose norm per step is beyond that multiple
+    of the median of the round before down to this median; null scales nothing. `median` and `trimmed_mean`, which
+    cuts `trimmed_share` of the sites off at each end, hold the differences of all sites. The mean of an entry is off
+    by at most 2^-30 of its scale: the largest magnitude in the model that was sent, rounded up to a power of two, and
+    at least `scale_floor`, a power of two. Of the default, 1, that is half of the last digit of a float32 of 1/64: no
+    more than weights of that size are rounded by in any case.
     """
 
     rounds: Count

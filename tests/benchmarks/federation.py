@@ -20,6 +20,7 @@ from nvflare.fuel.utils import fobs
 from harmofl.app.forecast import forecast, measure_parts
 from harmofl.app.job import read_job
 from harmofl.core.aggregation import StreamingMean
+from harmofl.core.exchange import to_exchange_types
 from harmofl.core.networks import build_network
 from harmofl.core.spectra import statistic_shape
 from harmofl.core.training import state_arrays
@@ -37,7 +38,7 @@ from harmofl.flare.wire import (
 from harmofl.tasks import load_task, resolve_experiment
 from tests.benchmarks.rows import Row, ratio
 from tests.benchmarks.served_rounds import ServedRounds
-from tests.benchmarks.wire_bytes import open_link
+from tests.benchmarks.wire_bytes import Link, open_link
 from tests.federation.conftest import make_job, simulate
 from tests.small_job import write_site
 
@@ -148,8 +149,18 @@ def wire() -> Iterator[Row]:
             yield Row(f"bytes up a round, {network}", "the model", up / weight, 1.01)
             told = len(fobs.dumps(pack_update(UpdateMessage(change, None, {"steps": 100}))))  # as harmofl plan counts
             yield Row(f"forecast of the bytes up, {network}", APART, max(up / told, told / up), 1.25)
-            half = link.up(pack_update(UpdateMessage(in_exchange_type(change, "float16"), None, {"steps": 100})))
-            yield Row(f"bytes up a round, {network}, exchange float16", "those of float32", half / up, 0.51)
+            yield from _rounded(link, network, model, change)
+
+
+def _rounded(link: Link, network: str, model: Arrays, change: Arrays) -> Iterator[Row]:
+    """Bytes of the model and of a difference alone, with those entries as float16 that travel so."""
+    statistics = frozenset(name for name in model if name.endswith(("running_mean", "running_var")))
+    sent = to_exchange_types(model, "float16", statistics)
+    down, of_float32 = (link.down(pack_model(ModelMessage(weights))) for weights in (sent, model))
+    yield Row(f"bytes down a round, {network}, exchange float16", "those of float32", down / of_float32, 0.51)
+    sent = in_exchange_type(change, "float16", statistics)
+    up, of_float32 = (link.up(pack_update(UpdateMessage(held, None, {"steps": 100}))) for held in (sent, change))
+    yield Row(f"bytes up a round, {network}, exchange float16", "those of float32", up / of_float32, 0.51)
 
 
 def slope() -> Iterator[Row]:

@@ -25,7 +25,8 @@ def scores_by_round(experiment: Experiment, sites: Iterable[str], folder: Path) 
 
 def _mean_scores(federation: InProcessFederation, key_score: str) -> dict[str, float]:
     """Mean of a score of the present model over the test cases of each site."""
-    received, scores = ModelMessage(federation.weights, federation.run_state.amplitude), {}
+    run = federation.run_state
+    received, scores = ModelMessage(run.for_sites(federation.weights), run.amplitude), {}
     for site in federation.run_state.expected:
         numbers = federation.participants[site].evaluate(received, federation.run_state.best_round).numbers
         pooled = numbers["pooled"]["final"].get(key_score)

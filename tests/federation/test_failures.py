@@ -49,6 +49,15 @@ def test_a11_too_few_accepted_results_fail_the_job_and_save_no_model(run_job: Ru
 
 
 @pytest.mark.slow
+def test_a_model_beyond_float16_fails_the_job_by_entry_before_it_is_sent(run_job: RunJob) -> None:
+    run = run_job(overrides={"federation.exchange": "float16", "federation.server_learning_rate": 1e9})
+    assert run.code != 0
+    assert "round 0: the global model is not sent: " in run.output and "Traceback" not in run.output
+    assert "float16 ends at 65504; set federation.exchange to float32, or lower training.learning_rate" in run.output
+    assert len(run.rounds) == 1 and not (run.server / "FL_global_model.pt").exists(), "round 1 was not begun"
+
+
+@pytest.mark.slow
 def test_books_that_cannot_be_written_fail_the_job(run_job: RunJob) -> None:
     run = run_job(controller="drill.CannotWriteItsBooks", code=CONTROLLERS)
     assert run.code != 0

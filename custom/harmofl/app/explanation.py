@@ -48,9 +48,8 @@ def landscape_of(federation: InProcessFederation, finished: FinishedRun) -> Land
     losses = {site: _site_loss(federation, site) for site in federation.run_state.expected}
     offsets = [float(offset) for offset in np.linspace(-RADIUS, RADIUS, POINTS)]
     plane = [(row, column) for row in offsets for column in offsets]
-    mean = np.mean(
-        [_around(federation, site, federation.weights, loss, plane) for site, loss in losses.items()], axis=0
-    )
+    final = federation.received_weights
+    mean = np.mean([_around(federation, site, final, loss, plane) for site, loss in losses.items()], axis=0)
     surface = [[_finite(value) for value in row] for row in mean.reshape(POINTS, POINTS)]
     line = [(offset, 0.0) for offset in offsets]
     local = {}

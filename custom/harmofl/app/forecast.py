@@ -18,6 +18,7 @@ from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
 
 from harmofl.app.costs import Pace, measure_pace, training_bytes
+from harmofl.core.exchange import to_exchange_types
 from harmofl.core.partition import partition_of, select
 from harmofl.core.server_rules import ServerRule
 from harmofl.core.spectra import statistic_shape
@@ -144,7 +145,7 @@ def measure_parts(experiment: Experiment) -> Parts:
     partition = partition_of(network, experiment.federation.local_layers)
     weights = select(state_arrays(network), partition.shared)
     answer = _answer(weights, experiment, partition.statistics)
-    down, pack_task = _timed(lambda: fobs.dumps(pack_model(ModelMessage(weights, _amplitude(experiment)))))
+    down, pack_task = _timed(lambda: fobs.dumps(pack_model(_task(weights, experiment, partition.statistics))))
     _, unpack_task = _timed(lambda: unpack_model(fobs.loads(down)))
     up, pack_answer = _timed(lambda: fobs.dumps(pack_update(answer)))
     received, unpack_answer = _timed(lambda: unpack_update(fobs.loads(up)).difference or {})
@@ -157,7 +158,7 @@ def measure_parts(experiment: Experiment) -> Parts:
         pace=pace,
         simulated_pace=simulated_pace,
         start=start,
-        task=_task_seconds(experiment, weights),
+        task=_task_seconds(experiment, _task(weights, experiment, partition.statistics).weights),
         pack_task=pack_task,
         unpack_task=unpack_task,
         pack_answer=pack_answer,
@@ -225,6 +226,10 @@ def _answer(weights: Arrays, experiment: Experiment, statistics: frozenset[str])
     return UpdateMessage(in_exchange_type(difference, experiment.federation.exchange, statistics), None, numbers)
 
 
+def _task(weights: Arrays, experiment: Experiment, statistics: frozenset[str]) -> ModelMessage:
+    return ModelMessage(to_exchange_types(weights, experiment.federation.exchange, statistics), _amplitude(experiment))
+
+
 def _amplitude(experiment: Experiment) -> AmplitudeStatistic | None:
     settings, data = experiment.amplitude, experiment.data
     if settings.region == "off":
@@ -234,7 +239,7 @@ def _amplitude(experiment: Experiment) -> AmplitudeStatistic | None:
     return AmplitudeStatistic(np.ones(shape, np.float32), 1)
 
 
-def _task_seconds(experiment: Experiment, weights: Arrays) -> float:
+def _task_seconds(experiment: Experiment, received: Arrays) -> float:
     """What `Participant.train` does beside training and scoring, with a state file of the size that it writes."""
     with tempfile.TemporaryDirectory() as folder:
         state = SiteState(Path(folder), "plan")
@@ -242,7 +247,7 @@ def _task_seconds(experiment: Experiment, weights: Arrays) -> float:
         moments = 2 if experiment.training.optimizer == "adam" else 1
 
         def task() -> None:
-            network = local.before_round(weights, 0)
+            network = local.before_round(received, 0)
             before = local.shared(network)
             arrays_sha256(before)
             local.change(before, network)

@@ -145,7 +145,8 @@ def _show(console: Console, request: Request, experiment: Experiment, parts: Par
     table.add_row("together", duration_text(predicted.seconds), "", "")
     console.print(table)
     longest = max(stretches, key=lambda stretch: stretch[1])[0]
-    console.print(f"\nwhat bounds the round: {longest}; {_advice(longest, request, parts)}")
+    advice = _advice(longest, request, parts, experiment.federation.exchange)
+    console.print(f"\nwhat bounds the round: {longest}; {advice}")
     _show_sums(console, request, experiment, parts, predicted)
 
 
@@ -200,7 +201,7 @@ def _minimums(request: Request, experiment: Experiment) -> list[str]:
     return lines
 
 
-def _advice(longest: str, request: Request, parts: Parts) -> str:
+def _advice(longest: str, request: Request, parts: Parts, exchange: str) -> str:
     if longest.startswith("training"):
         return "a GPU, fewer images or a lower training.local_epochs shorten it"
     if not longest.startswith(("model", "differences")):
@@ -210,4 +211,5 @@ def _advice(longest: str, request: Request, parts: Parts) -> str:
     if up and request.sites * taken > max(request.sites * parts.up / request.server_rate, parts.up / request.site_rate):
         return "a faster core at the server or a narrower network (network.width) shortens it"
     whose = "the server" if request.sites * request.site_rate > request.server_rate else "the sites"
-    return f"a faster line at {whose} shortens it" + (", and so does federation.exchange=float16" if up else "")
+    halved = "" if exchange == "float16" else ", and so does federation.exchange=float16"
+    return f"a faster line at {whose} shortens it{halved}"

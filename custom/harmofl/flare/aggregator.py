@@ -136,7 +136,8 @@ class HarmoFLAggregator(Aggregator):
             raise MessageError("the site did not train the model that was sent in this round")
         check_numbers(site, update, run, TRAIN_TASK)
         if self._mean is None:
-            self._mean = open_round(run, fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS])
+            held = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
+            self._mean = open_round(run, run.as_received(held))
         amplitude = update.amplitude if run.estimates_in_first_round and run.amplitude is None else None
         if amplitude is not None:
             self._amplitude = self._amplitude or AmplitudeGathering(run.experiment)

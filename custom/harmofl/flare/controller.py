@@ -266,7 +266,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         run = self.run
         weights = self._global_weights[ModelLearnableKey.WEIGHTS]
         answers: dict[str, UpdateMessage] = {}
-        task_data = pack_model(ModelMessage(weights, run.amplitude, best_weights(run)))
+        task_data = pack_model(ModelMessage(run.for_sites(weights), run.amplitude, best_weights(run)))
 
         def received(site: str, update: UpdateMessage) -> bool:
             check_numbers(site, update, run, EVALUATE_TASK)

@@ -31,7 +31,8 @@ class FinishedRun:
         final_validation: mean over sites of the validation score of the last model.
         drift: client drift by round.
         unseen: scores of the sites that took no part, in the form of a site's answer to the evaluation.
-        trained_from: the weights that the last round began with, and by site what its training added to them.
+        trained_from: the weights that the last round began with at the sites.
+        differences: by site what its training added to them.
     """
 
     final_validation: float | None
@@ -98,6 +99,11 @@ class InProcessFederation:
             for site in [*self.run_state.expected, *self.unseen]
         }
 
+    @property
+    def received_weights(self) -> Arrays:
+        """The present model as the sites receive it, in float32; `weights` is the server's own."""
+        return self.run_state.as_received(self.weights)
+
     def run(self) -> FinishedRun:
         """Gather the amplitude, train all rounds, evaluate, write results.json, round_metrics.jsonl and the models.
 
@@ -110,7 +116,7 @@ class InProcessFederation:
         differences: dict[str, Arrays] = {}
         before = self.weights
         for round_number in range(self.experiment.federation.rounds):
-            before = self.weights
+            before = self.received_weights
             differences = self.train_round(round_number)
             drift.append(client_drift(list(differences.values()), self.run_state.partition.parameters))
         final_validation = self._evaluate()
@@ -128,10 +134,11 @@ class InProcessFederation:
     def train_round(self, round_number: int) -> dict[str, Arrays]:
         """Train one round at every site and move the global model; returns what each site's training added."""
         run = self.run_state
-        run.model_sha256 = arrays_sha256(self.weights)
-        received = ModelMessage(self.weights, run.amplitude)
+        weights = self.received_weights
+        run.model_sha256 = arrays_sha256(weights)
+        received = ModelMessage(run.for_sites(self.weights), run.amplitude)
         updates = {site: self.participants[site].train(round_number, received, run.best_round) for site in run.expected}
-        mean = open_round(run, self.weights)
+        mean = open_round(run, weights)
         for site, update in updates.items():
             self._take(site, update, TRAIN_TASK)
             if update.difference is not None:  # of pooled data one site trains
@@ -169,7 +176,8 @@ class InProcessFederation:
         run.amplitude_patients = dict(gathering.patients)
 
     def _final_task(self) -> ModelMessage:
-        return ModelMessage(self.weights, self.run_state.amplitude, best_weights(self.run_state))
+        run = self.run_state
+        return ModelMessage(run.for_sites(self.weights), run.amplitude, best_weights(run))
 
     def _evaluate(self) -> float | None:
         """Score final and best model on the test data and write the evidence; returns the final validation score."""

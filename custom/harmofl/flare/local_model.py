@@ -1,6 +1,6 @@
 """What a site's network consists of: entries received and entries that stay here, across rounds and restarts."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from logging import Logger, LoggerAdapter
 from typing import Any
 
@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from harmofl.core.exchange import exchange_types, from_exchange_types
 from harmofl.core.partition import Partition, partition_of, select
 from harmofl.core.training import NotFiniteError, TrainingError, array_difference, load_arrays, state_arrays
 from harmofl.experiment import Experiment
@@ -33,11 +34,16 @@ class LocalModel:
     def __init__(self, experiment: Experiment, state: SiteState, logger: Logger | LoggerAdapter[Logger]) -> None:
         """Bind to a site's state; nothing is read yet."""
         self._experiment, self._state, self._logger = experiment, state, logger
+        self._exchange = experiment.federation.exchange
         self.begins_anew = False
 
     def before_round(self, received: Arrays, round_number: int) -> nn.Module:
         """The model received, with this site's layers as it had them before a round."""
-        return self._network(received, lambda: self._state.latest_round(round_number - 1) if round_number else {})
+
+        def find() -> dict[str, Any] | None:
+            return self._state.latest_round(round_number - 1) if round_number else {}
+
+        return self._network(received, find, self._exchange)
 
     def last(self, received: Arrays) -> nn.Module:
         """The model received, with the layers that this site trained last.
@@ -45,7 +51,15 @@ class LocalModel:
         Raises:
             TrainingError: layers stay here and this site has trained none, so that there is nothing to score.
         """
-        return self._network(received, lambda: _trained(self._state.latest_round()))
+        return self._network(received, lambda: _trained(self._state.latest_round()), self._exchange)
+
+    def of_weights(self, weights: Arrays) -> nn.Module:
+        """A float32 model that no message brought, with the layers that this site trained last.
+
+        Raises:
+            TrainingError: as `last`.
+        """
+        return self._network(weights, lambda: _trained(self._state.latest_round()), "float32")
 
     def best(self, received: Arrays, best_round: int | None) -> nn.Module:
         """The best round's model, with the layers that this site had after it; with its last ones if it joined later.
@@ -58,7 +72,7 @@ class LocalModel:
             held = None if best_round is None else self._of_round(best_round)
             return held or _trained(self._state.latest_round())
 
-        return self._network(received, find)
+        return self._network(received, find, self._exchange)
 
     def shared(self, network: nn.Module) -> dict[str, np.ndarray]:
         """What of a network travels, as copies."""
@@ -66,8 +80,8 @@ class LocalModel:
 
     def change(self, before: Arrays, network: nn.Module) -> Arrays:
         """What training added to what travels, in the type in which it travels."""
-        exchange, statistics = self._experiment.federation.exchange, self._partition(network).statistics
-        return in_exchange_type(array_difference(before, self.shared(network)), exchange, statistics)
+        statistics = self._partition(network).statistics
+        return in_exchange_type(array_difference(before, self.shared(network)), self._exchange, statistics)
 
     def remembered(self, network: nn.Module) -> dict[str, Any]:
         """What the next task needs of a trained network, for the site's state."""
@@ -94,10 +108,12 @@ class LocalModel:
         """A site that took no part in that round had the layers of the one before."""
         return self._state.load_marked(round_number) or self._state.latest_round(round_number)
 
-    def _network(self, received: Arrays, find: Callable[[], dict[str, Any] | None]) -> nn.Module:
+    def _network(self, weights: Arrays, find: Callable[[], dict[str, Any] | None], exchange: str) -> nn.Module:
+        """The network of weights that have the types of an exchange, with this site's own layers."""
         network = untrained_network(self._experiment)
         partition = self._partition(network)
-        _refuse_misfit(received, select(state_arrays(network), partition.shared))
+        expected = select(state_arrays(network), partition.shared)
+        _refuse_misfit(weights, expected, exchange_types(expected, exchange, partition.statistics))
         held = find() if partition.local else {}
         own = select(state_arrays(network), partition.local)
         self.begins_anew = held is None
@@ -105,14 +121,14 @@ class LocalModel:
             self._logger.warning("no local layers of an earlier round are kept here; the initial ones are trained")
         if held:
             own = {name: value.numpy() for name, value in held[_LOCAL].items()}
-        load_arrays(network, {**own, **received})
+        load_arrays(network, {**own, **from_exchange_types(weights)})
         return network
 
     def _partition(self, network: nn.Module) -> Partition:
         return partition_of(network, self._experiment.federation.local_layers)
 
 
-def _refuse_misfit(received: Arrays, expected: Arrays) -> None:
+def _refuse_misfit(received: Arrays, expected: Arrays, types: Mapping[str, np.dtype[np.generic]]) -> None:
     """Hold a model that came from the server against the network before anything of it is copied.
 
     Raises:
@@ -122,7 +138,7 @@ def _refuse_misfit(received: Arrays, expected: Arrays) -> None:
     wrong += [
         name
         for name, value in received.items()
-        if name in expected and (value.shape, value.dtype) != (expected[name].shape, expected[name].dtype)
+        if name in expected and (value.shape, value.dtype) != (expected[name].shape, types[name])
     ]
     if wrong:
         shown = ", ".join(one_line(name)[:60] for name in wrong[:3])

@@ -272,8 +272,8 @@ class Participant:
         return released_validation(evaluation, self._task.key_score, self._site.limits)
 
     def network(self, weights: Arrays) -> nn.Module:
-        """This site's network with the weights of a message, on its device."""
-        return self._placed(self._local.last(weights))
+        """This site's network with float32 weights that no message brought, on its device."""
+        return self._placed(self._local.of_weights(weights))
 
     def normalization(self, amplitude: AmplitudeStatistic | None) -> AmplitudeNormalization:
         """The intensity and amplitude step in front of this site's network, on its device."""

@@ -11,13 +11,15 @@ from nvflare.app_common.abstract.model_persistor import ModelPersistor
 from nvflare.app_common.app_constant import AppConstants
 
 from harmofl.core.best_round import scores_higher
+from harmofl.core.exchange import from_exchange_types
 from harmofl.core.partition import select
+from harmofl.core.training import arrays_sha256
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import RULES
 from harmofl.flare.record import mean_validation
 from harmofl.flare.server_run import ServerRun, current_run
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL, checkpoint_path
-from harmofl.flare.state import Checkpoint
+from harmofl.flare.state import Checkpoint, StateError
 
 
 class CheckpointPersistor(ModelPersistor):
@@ -28,8 +30,7 @@ class CheckpointPersistor(ModelPersistor):
         run = current_run(fl_ctx)
         resumed = run.experiment.federation.resume_from
         if resumed:
-            checkpoint = Checkpoint.load(checkpoint_path(resumed, run.store))
-            weights = select({name: value.numpy() for name, value in checkpoint.model.items()}, run.partition.shared)
+            weights = server_weights(Checkpoint.load(checkpoint_path(resumed, run.store)), run)
             save_model_file(weights, run, run.start_round, run.folder / FINAL_MODEL)  # this job can be resumed as well
         else:
             weights = run.initial_weights()
@@ -83,18 +84,54 @@ def best_weights(run: ServerRun) -> dict[str, np.ndarray] | None:
     """What travels of the best model so far; None where there is none yet."""
     if run.best_round is None or not run.has_global_model:
         return None if run.best_round is None else {}
-    stored = Checkpoint.load(run.folder / BEST_MODEL).model
-    return select({name: value.numpy() for name, value in stored.items()}, run.partition.shared)
+    return run.for_sites(_shared(Checkpoint.load(run.folder / BEST_MODEL).model, run))
+
+
+def server_weights(checkpoint: Checkpoint, run: ServerRun) -> dict[str, np.ndarray]:
+    """The server's own weights of a checkpoint, in float32: its model's, or those that this one is rounded from.
+
+    Raises:
+        StateError: they do not round to the checkpoint's model.
+    """
+    model = _shared(checkpoint.model, run)
+    own = {name: value.numpy() for name, value in checkpoint.server_weights.items() if _is_plain(value)}
+    rounded = {name for name, value in run.for_sites(model).items() if value.dtype != model[name].dtype}
+    weights = {name: own.get(name, value) for name, value in model.items()}
+    fits = checkpoint.server_weights.keys() == own.keys() == rounded
+    fits = fits and all(own[name].shape == model[name].shape for name in own)
+    if not fits or arrays_sha256(run.as_received(weights)) != arrays_sha256(model):
+        raise StateError(
+            f"{FINAL_MODEL} holds other server weights than its model is rounded from; copy the checkpoint again"
+        )
+    return weights
+
+
+def _is_plain(value: torch.Tensor) -> bool:
+    return value.dtype is torch.float32 and value.layout is torch.strided
+
+
+def _shared(model: Mapping[str, torch.Tensor], run: ServerRun) -> dict[str, np.ndarray]:
+    """The entries of a model file that travel, as arrays."""
+    return select({name: value.numpy() for name, value in model.items()}, run.partition.shared)
 
 
 def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_round: int, path: Path) -> None:
     """Write a self-contained model file: weights, frozen amplitude, experiment, and the run's record.
 
-    The server keeps a copy for a job that goes on from this one.
+    Its weights are those that the sites receive, train and score. The server keeps a copy for a job that goes on from
+    this one; of the final model it needs what only the server has beside them: weights before they were rounded, and
+    moments.
+
+    Args:
+        weights: the server's own.
+        run: whose model it is.
+        next_round: that begins with it.
+        path: the file's.
     """
-    amplitude = run.amplitude
+    amplitude, sent, resumes = run.amplitude, run.for_sites(weights), path.name == FINAL_MODEL
+    own = {name: value for name, value in weights.items() if sent[name].dtype != value.dtype}
     Checkpoint(
-        model={name: torch.as_tensor(np.asarray(value)) for name, value in run.whole_model(weights).items()},
+        model=_tensors(run.whole_model(from_exchange_types(sent))),
         experiment=run.experiment.model_dump(mode="json"),
         experiment_hash=run.experiment.hash,
         rules=dict(RULES),
@@ -104,6 +141,11 @@ def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_roun
         amplitude_images=0 if amplitude is None else amplitude.images,
         amplitude_sites=tuple(run.amplitude_sites),
         record=run.record(),
-        server_moments=run.rule.moments if path.name == FINAL_MODEL else {},
+        server_moments=run.rule.moments if resumes else {},
+        server_weights=_tensors(own) if resumes else {},
     ).save(path)
     run.keep(path.name)
+
+
+def _tensors(weights: Mapping[str, np.ndarray]) -> dict[str, torch.Tensor]:
+    return {name: torch.as_tensor(np.asarray(value)) for name, value in weights.items()}

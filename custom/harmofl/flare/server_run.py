@@ -15,6 +15,7 @@ from nvflare.apis.client import Client
 from nvflare.apis.fl_constant import FLContextKey
 from nvflare.apis.fl_context import FLContext
 
+from harmofl.core.exchange import BeyondFloat16Error, from_exchange_types, to_exchange_types
 from harmofl.core.norm_rule import SentDifference
 from harmofl.core.partition import Partition, partition_of, select
 from harmofl.core.server_rules import ServerRule
@@ -119,6 +120,29 @@ class ServerRun:
     def initial_weights(self) -> dict[str, np.ndarray]:
         """The entries that travel, as the seed gives them."""
         return select(state_arrays(untrained_network(self.experiment)), self.partition.shared)
+
+    def for_sites(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """A model in the types in which it goes down to all sites (`harmofl.core.exchange`).
+
+        Raises:
+            ValueError: an entry lies beyond float16; names it.
+        """
+        exchange = self.experiment.federation.exchange
+        try:
+            return to_exchange_types(weights, exchange, self.partition.statistics)
+        except BeyondFloat16Error as error:
+            raise ValueError(
+                f"the global model is not sent: {error}; set federation.exchange to float32, or lower "
+                "training.learning_rate or federation.server_learning_rate"
+            ) from None
+
+    def as_received(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The numbers that all sites receive of a model, in float32: what they train from, score, hash and keep.
+
+        Raises:
+            ValueError: see `for_sites`.
+        """
+        return from_exchange_types(self.for_sites(weights))
 
     def whole_model(self, weights: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
         """A model that loads: what sites keep to themselves has its initial values in it; empty where all is kept."""

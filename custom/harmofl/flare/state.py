@@ -46,6 +46,7 @@ class _Content(BaseModel):
     amplitude_sites: list[str]
     record: JsonObject
     server_moments: dict[str, dict[str, Tensor]] = {}  # no file of a version before FedAdam has them
+    server_weights: dict[str, Tensor] = {}  # nor one from before the model that is sent could be rounded
     rules: dict[str, Whole] = {}  # nor does one from before rules had numbers
 
 
@@ -192,7 +193,11 @@ class SiteState:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A self-contained model: weights, the frozen amplitude, and how it came about. Plain tensors and JSON."""
+    """A self-contained model: weights, the frozen amplitude, and how it came about. Plain tensors and JSON.
+
+    `server_moments` and `server_weights` are what a resumed server needs beside that: its optimizer's, and the float32
+    weights of entries that `model` has rounded.
+    """
 
     model: dict[str, Tensor]
     experiment: dict[str, Any]
@@ -204,6 +209,7 @@ class Checkpoint:
     amplitude_sites: tuple[str, ...]
     record: dict[str, Any]
     server_moments: dict[str, dict[str, Tensor]] = field(default_factory=dict)
+    server_weights: dict[str, Tensor] = field(default_factory=dict)
     rules: dict[str, int] = field(default_factory=dict)
 
     def save(self, path: Path) -> None:
@@ -220,6 +226,7 @@ class Checkpoint:
             "amplitude_sites": list(self.amplitude_sites),
             "record": json.dumps(self.record),
             "server_moments": self.server_moments,
+            "server_weights": self.server_weights,
             "rules": self.rules,
         }
         save_atomically({"model": self.model, "harmofl": notes}, path)
@@ -239,7 +246,7 @@ class Checkpoint:
         if not isinstance(notes, dict) or type(notes.get("format")) is not int or notes["format"] != _FORMAT:
             raise StateError(f"{path.name}: not a HarmoFL checkpoint of format {_FORMAT}")
         held = {**notes, "model": content["model"]} if "model" in content else notes
-        missing = sorted(_Content.model_fields.keys() - held.keys() - {"server_moments", "rules"})
+        missing = sorted(_Content.model_fields.keys() - held.keys() - {"server_moments", "server_weights", "rules"})
         if missing:
             raise StateError(f"{path.name}: the checkpoint lacks {', '.join(missing)}")
         try:

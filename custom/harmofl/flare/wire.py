@@ -2,8 +2,8 @@
 
 Down, with every task: the header (run id, experiment hash, demo flag, round) and, for `train` and `evaluate`, weights
 and the frozen amplitude. Up: weight differences, the amplitude while it is being estimated, and numbers. Arrays are
-NumPy float32, but for differences of parameters where `federation.exchange` says float16; counters keep their integer
-type.
+NumPy float32, but for parameters and their differences where `federation.exchange` says float16
+(`harmofl.core.exchange`); counters keep their integer type.
 """
 
 import json
@@ -19,6 +19,7 @@ from nvflare.app_common.app_constant import AppConstants
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from harmofl.core.clustered import Why
+from harmofl.core.exchange import LARGEST, BeyondFloat16Error, to_exchange_types
 from harmofl.flare.amplitude_message import (
     AMPLITUDE,
     AmplitudeStatistic,
@@ -241,27 +242,18 @@ def unpack_update(shareable: Shareable) -> UpdateMessage:
 
 
 def in_exchange_type(difference: Arrays, exchange: str, statistics: frozenset[str] = frozenset()) -> Arrays:
-    """A difference as it travels: float entries rounded to `federation.exchange`, but for running statistics.
-
-    The change of a running variance that falls to nearly 0 would be rounded beyond the variance, to one below 0.
-    float16 has steps of 6e-8 up to 1.2e-4, then of a 2048th to a 1024th of the number, and ends at 65504.
+    """A difference as it travels: parameters rounded to `federation.exchange`, see `harmofl.core.exchange`.
 
     Raises:
         MessageError: a number lies beyond float16; names its entry.
     """
-    if exchange == "float32":
-        return difference
-    rounded = {}
-    for name, value in difference.items():
-        with np.errstate(over="ignore"):
-            rounds = value.dtype.kind == "f" and name not in statistics
-            rounded[name] = value.astype(np.float16) if rounds else value
-        if np.isinf(rounded[name]).any():
-            largest = float(np.abs(value).max())
-            raise MessageError(
-                f"training changed {name} by {largest:.3g}, float16 ends at 65504; set federation.exchange to float32"
-            )
-    return rounded
+    try:
+        return to_exchange_types(difference, exchange, statistics)
+    except BeyondFloat16Error as error:
+        raise MessageError(
+            f"training changed {error.name} by {error.largest:.3g}, float16 ends at {LARGEST}; set federation.exchange "
+            "to float32"
+        ) from None
 
 
 def error_reply(code: str, reason: str) -> Shareable:

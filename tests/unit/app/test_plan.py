@@ -115,6 +115,7 @@ def test_the_parts_of_a_job_are_measured(
     parts = measure_parts(experiment_of(str(job), []))
     half = measure_parts(experiment_of(str(job), ["federation.exchange=float16"]))
     assert parts.model < parts.up < parts.down + 2000 and half.up < 0.7 * parts.up
+    assert half.down < 0.7 * parts.down and half.model == parts.model
     assert (
         min(
             parts.start,
@@ -148,7 +149,7 @@ def test_the_minimums_of_a_job_are_said_and_held_against_the_number_of_sites(job
 @pytest.mark.parametrize(
     ("stretch", "rates", "advice"),
     [
-        ("model to all sites", (1e3, 1e6), "a faster line at the server shortens it"),
+        ("model to all sites", (1e3, 1e6), "line at the server shortens it, and so does federation.exchange=float16"),
         ("model to all sites", (1e9, 1e1), "a faster line at the sites shortens it"),
         ("differences to the server", (1e2, 1e6), "line at the server shortens it, and so does federation.exchange"),
         ("differences to the server", (1e9, 1e9), "a faster core at the server"),  # 1 s each, whatever the lines
@@ -157,4 +158,5 @@ def test_the_minimums_of_a_job_are_said_and_held_against_the_number_of_sites(job
 )
 def test_advice_is_about_what_bounds_the_round(stretch: str, rates: tuple[float, float], advice: str) -> None:
     request = Request("unet", (), 10, *rates, images=100)
-    assert advice in _advice(stretch, request, PARTS)
+    assert advice in _advice(stretch, request, PARTS, "float32")
+    assert "exchange" not in _advice(stretch, request, PARTS, "float16"), "it is that already"

@@ -41,13 +41,14 @@ def path(tmp_path: Path) -> Path:
         amplitude_sites=("A",),
         record={},
         server_moments={"mean": {"w": torch.zeros(2)}},
+        server_weights={"w": torch.zeros(2)},
     ).save(tmp_path / "model.pt")
     return tmp_path / "model.pt"
 
 
 KEYS = (
     *("model", "experiment", "experiment_hash", "run_id", "next_round", "amplitude", "amplitude_images"),
-    *("amplitude_sites", "record", "server_moments"),
+    *("amplitude_sites", "record", "server_moments", "server_weights"),
 )
 
 

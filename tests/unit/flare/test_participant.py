@@ -14,7 +14,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from harmofl.core.exchange import from_exchange_types, to_exchange_types
 from harmofl.core.parallel import ALONE
+from harmofl.core.partition import partition_of
 from harmofl.core.training import (
     NotFiniteError,
     RoundSettings,
@@ -67,6 +69,13 @@ def make(root: Path, tmp_path: Path) -> Callable[..., Participant]:
 
 def weights_of(experiment: Experiment) -> Arrays:
     return state_arrays(untrained_network(experiment))
+
+
+def sent_weights(experiment: Experiment, weights: Arrays | None = None) -> Arrays:
+    """Weights in the types in which the experiment's server sends them."""
+    network = untrained_network(experiment)
+    statistics = partition_of(network, experiment.federation.local_layers).statistics
+    return to_exchange_types(weights or state_arrays(network), experiment.federation.exchange, statistics)
 
 
 def test_a_round_answers_with_the_difference_and_what_was_received(experiment: Experiment, make: Any) -> None:
@@ -250,14 +259,14 @@ def broken(written: dict[str, Any]) -> tuple[Experiment, Arrays]:
     for key, value in {"method": "fedavg", "network.norm": "batch", "federation.exchange": "float16"}.items():
         set_key(written, key, value)
     experiment = resolve_experiment(written)
-    weights = weights_of(experiment)
+    weights = sent_weights(experiment)
     name = next(name for name in weights if name.endswith("running_var"))
     return experiment, {**weights, name: np.full_like(weights[name], -1)}
 
 
 def test_a_model_whose_output_is_not_finite_is_no_background(broken: Any, make: Any) -> None:
     experiment, weights = broken
-    site, good = make(experiment), weights_of(experiment)
+    site, good = make(experiment), sent_weights(experiment)
     # 8 cases of 4 slices: a volume at a time is predicted
     said = r"model cannot be scored on {} data: the model's output is not finite for 4 of 4 images; lower training"
     with pytest.raises(NotFiniteError, match="the received " + said.format("validation")):
@@ -270,7 +279,7 @@ def test_a_model_whose_output_is_not_finite_is_no_background(broken: Any, make: 
 
 def test_running_statistics_leave_a_site_as_they_are(broken: Any, make: Any) -> None:
     experiment, _ = broken
-    difference = make(experiment).train(0, ModelMessage(weights_of(experiment))).difference
+    difference = make(experiment).train(0, ModelMessage(sent_weights(experiment))).difference
     kinds = {name.rpartition(".")[2]: value.dtype for name, value in difference.items()}
     assert kinds["running_mean"] == kinds["running_var"] == np.float32 and kinds["num_batches_tracked"] == np.int64
     assert kinds["weight"] == kinds["bias"] == np.float16
@@ -278,12 +287,14 @@ def test_running_statistics_leave_a_site_as_they_are(broken: Any, make: Any) -> 
 
 def test_a_site_sends_float16_where_the_job_says_so(written: dict[str, Any], make: Any, tmp_path: Path) -> None:
     set_key(written, "amplitude.minimum_cases", 1)
-    answers = {}
+    answers, weights = {}, weights_of(resolve_experiment(written))
     for exchange in ("float32", "float16"):
         set_key(written, "federation.exchange", exchange)
         experiment = resolve_experiment(written)
         site = make(experiment, state_root=tmp_path / exchange)
-        update = site.train(0, ModelMessage(weights_of(experiment), site.estimate_amplitude().amplitude))
+        # the same numbers for both: those that float16 has
+        start = sent_weights(experiment, from_exchange_types(to_exchange_types(weights, "float16", frozenset())))
+        update = site.train(0, ModelMessage(start, site.estimate_amplitude().amplitude))
         answers[exchange] = update.difference
     full, half = answers["float32"], answers["float16"]
     assert {value.dtype for value in half.values()} == {np.dtype(np.float16)}

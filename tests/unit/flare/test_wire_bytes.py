@@ -40,3 +40,5 @@ def test_a_round_after_the_freeze(network, norm, pixels, numbers):
     assert weight < up <= 1.004 * weight  # array by array it would be 1.009 for the DenseNet
     half = size_of(pack_update(UpdateMessage(in_exchange_type(model, "float16"), None, told)))
     assert half <= 0.51 * up
+    whole, rounded = (size_of(pack_model(ModelMessage(sent))) for sent in (model, in_exchange_type(model, "float16")))
+    assert rounded <= 0.51 * whole

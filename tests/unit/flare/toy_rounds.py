@@ -44,10 +44,11 @@ class ToyRounds:
 
     def round(self, number: int) -> None:
         """Train one round at every site, with the answers packed as they leave, and move the weights."""
-        self.run.model_sha256 = arrays_sha256(self.weights)
-        mean = open_round(self.run, self.weights)
+        received = self.run.as_received(self.weights)
+        self.run.model_sha256 = arrays_sha256(received)
+        mean, message = open_round(self.run, received), ModelMessage(self.run.for_sites(self.weights))
         for name in self.run.expected:
-            update = self.site(name).train(number, ModelMessage(self.weights), self.run.header(number).best_round)
+            update = self.site(name).train(number, message, self.run.header(number).best_round)
             update = unpack_update(pack_update(update))
             self.updates[name] = update
             assert update.numbers["received_sha256"] == self.run.model_sha256
