@@ -48,6 +48,19 @@ def test_a_round_as_on_a_gpu_is_the_round_on_the_cpu(name, request, monkeypatch)
 
 
 @pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
+def test_a_scaled_round_as_on_a_gpu_is_the_round_on_the_cpu(request, monkeypatch):
+    """With a loss scaler numbers are read on the way, and weights ascend by a factor that is known."""
+    plain, *_, expected = fitted(precision="float16", clip_norm=0.5)
+    request.getfixturevalue("like_a_gpu")
+    copied, inner = [], torch._foreach_add_
+    monkeypatch.setattr(torch, "_foreach_add_", lambda *given, **more: copied.append(1) or inner(*given, **more))
+    found, *_, result = fitted(precision="float16", clip_norm=0.5)
+    assert len(copied) == result.steps == expected.steps and result.skipped_steps == 0
+    for mine, theirs in zip(found.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine, theirs, rtol=0, atol=1e-3)  # a forward pass rounds to 11 bits
+
+
+@pytest.mark.filterwarnings("ignore:'pin_memory' argument is set")
 def test_auto_trains_and_predicts_in_bfloat16_where_the_device_has_it(like_a_gpu):
     seen = set()
 
