@@ -62,6 +62,7 @@ TESTS: dict[str, tuple[str, ...]] = {
     "core/contributions.py": ("unit/core/test_aggregation_refusals.py", "unit/core/test_aggregation.py"),
     "core/coordinatewise.py": ("unit/core/test_coordinatewise.py",),
     "core/deployed.py": ("unit/core/test_deployed.py",),
+    "core/device_kinds.py": ("unit/core/test_device_kinds.py",),
     "core/direction.py": ("unit/core/test_direction.py",),
     "core/distances.py": ("unit/core/test_distances.py",),
     "core/drift.py": ("unit/core/test_drift.py",),

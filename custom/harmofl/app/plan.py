@@ -166,6 +166,7 @@ def _show_sums(console: Console, request: Request, experiment: Experiment, parts
     )
     for line in _minimums(request, experiment):
         console.print(line)
+    console.print(_precision(experiment))
     console.print(f"measured: {parts.pace.how}; transfers are computed from the bandwidth, delays are left out")
 
 
@@ -177,6 +178,13 @@ def _held(request: Request, experiment: Experiment) -> str:
         f"which holds the differences of all {count_text(request.sites, 'site')} until the round has closed "
         f"(federation.aggregation '{experiment.federation.aggregation}')"
     )
+
+
+def _precision(experiment: Experiment) -> str:
+    """What sites with a GPU compute in, and what they could."""
+    asked = experiment.training.precision
+    offer = "; for GPUs with bfloat16 there is --set training.precision=auto" if asked == "float32" else ""
+    return f"precision: {asked}{offer}; scores of other than float32 on a GPU are not known (jobs/README.md, Precision)"
 
 
 def _minimums(request: Request, experiment: Experiment) -> list[str]:

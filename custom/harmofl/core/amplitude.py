@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from harmofl.core.contrast import has_contrast
+from harmofl.core.device_kinds import kind_of
 from harmofl.core.radial import site_gain
 from harmofl.core.spectra import (
     Region,
@@ -392,6 +393,6 @@ def _blank_kept(normalized: Tensor, images_BCHW: Tensor, instead: Tensor) -> Ten
     """The normalized batch, with `instead` where a channel of an image has no contrast."""
     contrast = has_contrast(images_BCHW)
     # what nearly every batch is; a device or a trace cannot be asked cheaply
-    if contrast.device.type == "cpu" and not torch.compiler.is_compiling() and bool(contrast.all()):
+    if not kind_of(contrast.device).runs_ahead and not torch.compiler.is_compiling() and bool(contrast.all()):
         return normalized
     return torch.where(widened(contrast, normalized), normalized, instead.to(normalized))

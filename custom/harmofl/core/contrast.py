@@ -8,6 +8,8 @@ in a window of three slices a blank slice is left out of the channel where it li
 import torch
 from torch import Tensor
 
+from harmofl.core.device_kinds import kind_of
+
 LEAST_CONTRAST = 1e-5  # range of intensities relative to the largest; harmofl.data.voxels has the same number for files
 _LOOKS = 8  # rows and columns of pixels that are looked at first
 
@@ -17,7 +19,7 @@ def has_contrast(images_BCHW: Tensor) -> Tensor:
 
     On a CPU some pixels of each plane are compared first, which settles it for nearly every image at little cost.
     """
-    if images_BCHW.device.type == "cpu" and not torch.compiler.is_compiling():
+    if not kind_of(images_BCHW.device).runs_ahead and not torch.compiler.is_compiling():
         height, width = images_BCHW.shape[-2:]
         some = images_BCHW[..., :: max(1, height // _LOOKS), :: max(1, width // _LOOKS)].flatten(-2)
         low, high = some.aminmax(dim=-1)

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, SequentialSampler
 
+from harmofl.core.device_kinds import kind_of
 from harmofl.core.parallel import ALONE, ProcessGroup, ShardSampler
 
 CPU = torch.device("cpu")
@@ -81,7 +82,7 @@ def batches(
         batch_sampler=ShardSampler(BatchSampler(order, batch_size, drop_last=False), group),
         generator=_worker_seeds(generator),
         num_workers=workers,
-        pin_memory=device.type == "cuda",
+        pin_memory=kind_of(device).pinned_copies,
     )
     # by map: no batch is held here while the next one is made, and its memory serves again
     return map(partial(_placed, device=device), loader)

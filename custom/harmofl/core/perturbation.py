@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from harmofl.core.device_kinds import kind_of
+
 
 @dataclass(frozen=True)
 class StepResult:
@@ -183,7 +185,7 @@ class WeightPerturbation:
 
     def _fused_on_device(self) -> bool:
         groups = self.optimizer.param_groups
-        return all(group.get("fused") and group["params"][0].device.type != "cpu" for group in groups)
+        return all(group.get("fused") and kind_of(group["params"][0].device).runs_ahead for group in groups)
 
     def _frozen_statistics(self) -> AbstractContextManager[None]:
         return nullcontext() if self.module is None else frozen_batch_statistics(self.module)
@@ -209,7 +211,9 @@ class WeightPerturbation:
             # foreach_add takes its factor as a number, and in the weights' type, too large for float16
             torch._foreach_copy_(room, parameters)
             torch._foreach_add_(room, torch._foreach_mul(gradients, factor))
-        elif parameters and parameters[0].device.type == "cpu":  # one pass; foreach has no form that writes elsewhere
+        elif (
+            parameters and not kind_of(parameters[0].device).runs_ahead
+        ):  # one pass; foreach has no form that writes elsewhere
             for parameter, gradient, perturbed in zip(parameters, gradients, room, strict=True):
                 torch.add(parameter, gradient, alpha=factor, out=perturbed)
         else:

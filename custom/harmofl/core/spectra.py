@@ -12,6 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from harmofl.core.device_kinds import kind_of
 from harmofl.core.radial import bin_count, log_profile, site_gain
 
 Region = Literal["off", "dc", "low", "full", "site_gain"]
@@ -178,7 +179,7 @@ def site_gain_filter(images_BCHW: Tensor, target_profile: Tensor, own_profile: T
 def _chunks(images_BCHW: Tensor) -> Iterator[slice]:
     """Slices of the batch whose temporaries stay in the cache, or on other devices within half the batch."""
     batch = images_BCHW.shape[0]
-    if images_BCHW.device.type == "cpu":
+    if not kind_of(images_BCHW.device).runs_ahead:
         size = max(1, CACHED_VALUES // max(1, images_BCHW[:1].numel()))
     else:
         size = max(1, math.ceil(batch / CHUNKS_ON_DEVICE))
@@ -217,7 +218,7 @@ def _scale_to(spectrum: Tensor, power: Tensor, target: Tensor, floor: Tensor) ->
 
 def _may_hold_zero(power: Tensor) -> bool:
     """Zeros are rare, and their pass costs as much as the replacement; a device or a trace cannot be asked cheaply."""
-    if power.device.type != "cpu" or torch.compiler.is_compiling():
+    if kind_of(power.device).runs_ahead or torch.compiler.is_compiling():
         return True
     return power.numel() > 0 and float(power.amin()) == 0
 

@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.augmentation import flip_and_rotate
+from harmofl.core.device_kinds import kind_of, precision_in_effect
 from harmofl.core.loading import Numbered, batches
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
@@ -88,10 +89,9 @@ def build_optimizer(network: nn.Module, name: str, learning_rate: float, momentu
 
 
 def autocast(device: torch.device, precision: str) -> Any:
-    """Mixed precision for `bfloat16` and `float16`; nothing for `float32`; `auto` is bfloat16 on a GPU that has it."""
-    if precision == "auto" and device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        precision = "bfloat16"
-    return torch.autocast(device.type, dtype=_DTYPES[precision]) if precision in _DTYPES else nullcontext()
+    """Mixed precision where `precision_in_effect` is `bfloat16` or `float16`, else nothing."""
+    dtype = _DTYPES.get(precision_in_effect(device, precision))
+    return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
 def memory_format(is_compiled: bool) -> torch.memory_format:
@@ -177,7 +177,7 @@ def fit_round(
 @contextmanager
 def _own_random_state(device: torch.device, seed: int) -> Iterator[None]:
     """Torch's own generators, on the CPU and on a device, seeded for a while and then as before."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch.random.fork_rng(devices=[device] if kind_of(device).own_generator else []):
         torch.manual_seed(seed)
         yield
 

@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from harmofl.core.clustered import NO_INTERVAL, Why
+from harmofl.core.device_kinds import Precision
 from harmofl.sections import one_line, parse_json
 
 FORMAT = 2
@@ -96,7 +97,7 @@ class SiteResult(Record):
     `amplitude_patients` are those behind the amplitude that it sent; None where it sent none, or a run did not tell.
     `not_sent` names the scores of too few patients, by `validation` and the models; `limits` are the site's own.
     `releases` counts amplitudes of the task over all jobs, as the site's ledger says: `new`, `repeated` and `withheld`;
-    empty in simulation.
+    empty in simulation. `precision` is what its device computed the network in, None where a run did not tell.
     """
 
     cases_used: dict[str, int]
@@ -113,6 +114,7 @@ class SiteResult(Record):
     not_sent: dict[Literal["validation", "final", "best"], list[str]] = {}
     limits: dict[str, StrictBool | int | list[str]] = {}
     releases: dict[str, int] = {}
+    precision: Precision | None = None
 
     def missing(self, score: str, model: str = "best") -> str:
         """In words, why a score that this site does not show is not there."""

@@ -51,6 +51,7 @@ def check_numbers(site: str, update: UpdateMessage, run: ServerRun, task_name: s
     _check_counts(told, run.first_counts.get(site, {}))
     _check_seconds(told.seconds, time.monotonic() - run.task_begun)
     _check_site_settings(told)
+    _check_precision(told, run.experiment)
     _check_not_sent(told, bounds)
     if task_name == TRAIN_TASK and run.trains(site):
         _check_training(told, site, run, bounds)
@@ -166,6 +167,14 @@ def _check_site_settings(told: SiteNumbers) -> None:
             raise MessageError(f"limits.{name}: no limit that a site can have")
         if isinstance(value, list):
             _check_number_of(f"limits.{name}", value, "names")
+
+
+def _check_precision(told: SiteNumbers, experiment: Experiment) -> None:
+    """What a site says it computes in; the job's setting leaves no choice but that of its device."""
+    asked = experiment.training.precision
+    possible = {"auto": ("float32", "tf32", "bfloat16"), "float32": ("float32", "tf32")}.get(asked, (asked,))
+    if told.precision is not None and told.precision not in possible:
+        raise MessageError(f"precision: {told.precision}, training.precision is {asked}")
 
 
 def _check_not_sent(told: SiteNumbers, bounds: TaskBounds) -> None:

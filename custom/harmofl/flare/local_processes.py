@@ -25,6 +25,7 @@ from typing import Any
 import torch
 from torch import distributed
 
+from harmofl.core.device_kinds import kind_of
 from harmofl.core.parallel import ProcessGroup
 from harmofl.core.training import TrainingError, TrainingStoppedError
 from harmofl.data.findings import DataRootError
@@ -219,11 +220,11 @@ def _process_group(devices: Sequence[str], rank: int, store: str) -> Iterator[Pr
     loopback = next((name for _, name in socket.if_nameindex() if name.startswith("lo")), None)
     for backend in ("GLOO", "NCCL") if loopback else ():
         os.environ.setdefault(f"{backend}_SOCKET_IFNAME", str(loopback))
-    on_gpu = devices[rank].startswith("cuda")
-    if on_gpu:
-        torch.cuda.set_device(devices[rank])
+    device = torch.device(devices[rank])
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
     distributed.init_process_group(
-        "nccl" if on_gpu else "gloo",
+        kind_of(device).backend,
         store=distributed.FileStore(store, len(devices)),
         rank=rank,
         world_size=len(devices),

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
+from harmofl.core.device_kinds import precision_in_effect
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
@@ -367,7 +368,14 @@ class Participant:
     def _counts(self) -> dict[str, Any]:
         data, blank = self.data, self._amplitude.blank_images
         warned = data.warned | ({BLANK_IMAGE: blank} if blank else {})
-        counts = {"cases": data.cases, "skipped": data.skipped(), "warnings": warned, "demo": self._site.demo}
+        precision = precision_in_effect(self.device, self._experiment.training.precision)
+        counts = {
+            "cases": data.cases,
+            "skipped": data.skipped(),
+            "warnings": warned,
+            "demo": self._site.demo,
+            "precision": precision,
+        }
         in_force = limits_in_force(self._site)
         return counts | self._releases() | ({"limits": in_force} if in_force else {})
 

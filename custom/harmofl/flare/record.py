@@ -226,6 +226,7 @@ def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_
         not_sent=_not_sent(reported, best_is_final),
         limits=reported.get("limits", {}),
         releases=reported.get("releases", {}),
+        precision=reported.get("precision"),
     )
 
 

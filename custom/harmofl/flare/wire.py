@@ -19,6 +19,7 @@ from nvflare.app_common.app_constant import AppConstants
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from harmofl.core.clustered import Why
+from harmofl.core.device_kinds import Precision
 from harmofl.core.exchange import LARGEST, BeyondFloat16Error, to_exchange_types
 from harmofl.flare.amplitude_message import (
     AMPLITUDE,
@@ -98,7 +99,8 @@ class SiteNumbers(BaseModel):
     `patients` tells which cases of `test` are of one patient, by numbers counted from 0. `summaries` stand in place of
     `test` where the scores of single cases do not leave; `not_sent` names the scores that too few patients have;
     `limits` are those in force at the site. `releases` counts the site's amplitudes of this task over all jobs: that
-    left for the first time, were sent again, were held back.
+    left for the first time, were sent again, were held back. `precision` is what the site's device computes the network
+    in, `auto` resolved.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)  # strict: text that reads as a number is none
@@ -121,6 +123,7 @@ class SiteNumbers(BaseModel):
     not_sent: dict[Literal["validation", "final", "best"], list[Code]] = {}
     limits: dict[Code, StrictBool | Count | list[Code]] = {}
     releases: dict[Literal["new", "repeated", "withheld"], Count] = {}
+    precision: Precision | None = None
 
     @model_validator(mode="after")
     def _a_patient_for_each_case(self) -> "SiteNumbers":

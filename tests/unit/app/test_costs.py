@@ -55,6 +55,20 @@ def test_as_many_sites_as_fit_and_at_least_one(job: Path, monkeypatch: pytest.Mo
         assert costs.fitting_processes(experiment) == fitting
 
 
+@pytest.mark.parametrize(("on_card", "in_memory", "fitting"), [(3.5, 9.0, 3), (9.0, 2.5, 2), (0.5, 9.0, 1)])
+def test_sites_that_share_a_card_fit_into_its_memory_and_the_machines(
+    job: Path, monkeypatch: pytest.MonkeyPatch, on_card: float, in_memory: float, fitting: int
+) -> None:
+    experiment = resolved(job)
+    a_site = costs.CONTEXT_BYTES + costs.training_bytes(experiment)
+    monkeypatch.setattr(costs.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(costs.torch.cuda, "mem_get_info", lambda: (int(on_card * a_site / costs.SPARED), 0))
+    free = int(in_memory * costs.PROCESS_BYTES / costs.SPARED)
+    held = psutil.virtual_memory()._replace(available=free)
+    monkeypatch.setattr(costs.psutil, "virtual_memory", lambda: held)
+    assert costs.fitting_processes(experiment) == fitting
+
+
 def test_the_pace_is_measured_on_the_jobs_own_network(job: Path) -> None:
     pace = costs.measure_pace(resolved(job))
     assert pace.training > 0 and pace.prediction > 0

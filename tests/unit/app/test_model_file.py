@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from harmofl.app.cli import main
-from harmofl.app.model_file import ModelFileError, load_model
+from harmofl.app.model_file import ModelFileError, _device, load_model
 from harmofl.core.training import predict
 from harmofl.flare.local_amplitude import build_normalization
 from tests.unit.app.model_files import JOBS, ModelOfTask, altered, small_experiment, write_model
@@ -170,6 +170,16 @@ def test_a_model_of_another_network_is_refused_by_name(prostate_model: ModelOfTa
     with pytest.raises(ModelFileError, match="its network is unet of width 4 .* the job's is unet of width 16"):
         load_model(prostate_model.path, [other])
     load_model(prostate_model.path, [other, prostate_model.experiment])
+
+
+@pytest.mark.parametrize(
+    ("asked", "cards", "chosen"), [("auto", 1, "cuda"), ("cuda", 1, "cuda"), ("cpu", 1, "cpu"), ("auto", 0, "cpu")]
+)
+def test_a_model_is_used_on_the_gpu_that_is_there(
+    monkeypatch: pytest.MonkeyPatch, asked: str, cards: int, chosen: str
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: cards > 0)
+    assert _device(asked).type == chosen
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="has a GPU")

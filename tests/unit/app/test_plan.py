@@ -8,7 +8,7 @@ from harmofl.app import costs
 from harmofl.app.cli import main
 from harmofl.app.costs import Pace
 from harmofl.app.forecast import MODELS_AT_SERVER, SIMULATOR_WAITS, Parts, forecast, measure_parts
-from harmofl.app.plan import Request, _advice, _held, _minimums, experiment_of, rate_of
+from harmofl.app.plan import Request, _advice, _held, _minimums, _precision, experiment_of, rate_of
 from tests.small_job import JOB
 
 PARTS = Parts(
@@ -132,6 +132,13 @@ def test_the_parts_of_a_job_are_measured(
     assert main(["plan", "--sites", "3", "--bandwidth", "10Mbit", "--model", str(job)]) == 0
     told = capsys.readouterr().out
     assert "what bounds the round:" in told and "together" in told and "measured:" in told
+    assert "precision: " in told
+
+
+@pytest.mark.parametrize(("asked", "offers"), [("float32", True), ("auto", False), ("bfloat16", False)])
+def test_the_precision_that_is_not_set_is_offered(asked: str, offers: bool) -> None:
+    line = _precision(experiment_of("unet", [f"training.precision={asked}"]))
+    assert line.startswith(f"precision: {asked};") and ("training.precision=auto" in line) == offers
 
 
 def test_the_minimums_of_a_job_are_said_and_held_against_the_number_of_sites(job: Path) -> None:

@@ -118,15 +118,16 @@ def test_what_left_each_site_and_with_what_noise(results, rounds, tmp_path):
     assert left["SILENT"] == ["1.2", "132", "–", "–", "900", "–", "not counted"]
 
 
-def test_data_findings_are_counts_by_code(results, rounds, tmp_path):
+def test_data_findings_are_counts_by_code_and_each_site_says_what_it_computed_in(results, rounds, tmp_path):
     held = results.model_copy(deep=True)
     held.sites["EMPTY"].data_warnings = {"duplicate_image": 2, "not_finite": 1}
+    held.sites["EMPTY"].precision = "bfloat16"
     write_report(held, rounds, tmp_path / "report.html")
     tables = Page((tmp_path / "report.html").read_text(encoding="utf-8")).tables
-    (used,) = [table for table in tables if table[0][-1] == "used with a warning, by reason"]
+    (used,) = [table for table in tables if table[0][-2] == "used with a warning, by reason"]
     rows = {row[0]: row[1:] for row in used}
-    assert rows["EMPTY"] == ["6", "2", "2", "1 geometry", "2 duplicate image, 1 not finite"]
-    assert rows["HEALTHY"] == ["6", "2", "2", "1 geometry", "none"]
+    assert rows["EMPTY"] == ["6", "2", "2", "1 geometry", "2 duplicate image, 1 not finite", "bfloat16"]
+    assert rows["HEALTHY"] == ["6", "2", "2", "1 geometry", "none", "not told"]
 
 
 def test_a_failed_run_says_so_first(results, rounds, tmp_path):

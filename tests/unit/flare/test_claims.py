@@ -164,6 +164,7 @@ def summaries(**changed):
         ({"limits": {"regions": ["smith"]}}, "limits.regions: no limit"),
         ({"limits": {"regions": ["dc"] * 101}}, "limits.regions: 101 names, at most 100 are taken"),
         ({"releases": {"new": 10_000_001}}, "releases.new: more than 10000000"),
+        ({"precision": "float16"}, "precision: float16, training.precision is auto"),
     ],
 )
 def test_scores_that_no_model_can_have_are_refused_by_key(make_run, told, said):

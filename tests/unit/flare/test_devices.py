@@ -1,6 +1,7 @@
 """What a site trains on, and what it says where that is missing or full. A4, A6."""
 
 import logging
+import os
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +19,14 @@ import harmofl
 from harmofl.core.training import state_arrays
 from harmofl.data.synthetic import write_prostate_site
 from harmofl.experiment import Experiment
-from harmofl.flare.devices import FullMemoryError, described, is_out_of_memory, main_device
+from harmofl.flare.devices import (
+    FullMemoryError,
+    described,
+    full_memory,
+    is_out_of_memory,
+    main_device,
+    make_deterministic,
+)
 from harmofl.flare.executor import HarmoFLExecutor
 from harmofl.flare.participant import Participant
 from harmofl.flare.site import SiteConfig, SiteError
@@ -72,6 +80,28 @@ def test_a4_full_memory_names_sizes_and_a_smaller_value(
         "site HK ran out of memory (1.0 of 16.0 GiB free) in a step of 4 images of 64 x 64; "
         "set training.batch_size to 2"
     )
+
+
+def test_a4_a_full_card_says_what_is_free_on_it(
+    experiment: Experiment, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    give_cards(monkeypatch, 1)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (GIB // 2, 16 * GIB))
+    line = str(full_memory(SiteConfig("HK", False, tmp_path, tmp_path), experiment))
+    assert line.startswith("site HK ran out of GPU memory (0.5 of 16.0 GiB free) in a step of 4 images")
+
+
+def test_a_card_is_asked_for_repeatable_kernels_and_a_cpu_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[bool, bool]] = []
+    monkeypatch.delenv("CUBLAS_WORKSPACE_CONFIG", raising=False)
+    monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
+    monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on, warn_only: asked.append((on, warn_only)))
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", True)
+    make_deterministic(torch.device("cpu"))
+    assert torch.backends.cudnn.benchmark and not asked and "CUBLAS_WORKSPACE_CONFIG" not in os.environ
+    make_deterministic(torch.device("cuda"))
+    assert os.environ["CUBLAS_WORKSPACE_CONFIG"] == ":4096:8" and asked == [(True, True)]
+    assert not torch.backends.cudnn.benchmark and not torch.utils.deterministic.fill_uninitialized_memory
 
 
 def test_a4_the_server_gets_the_line_whichever_memory_ran_out() -> None:

@@ -32,7 +32,7 @@ from harmofl.experiment import Experiment, set_key
 from harmofl.flare.participant import Participant
 from harmofl.flare.progress import log_findings
 from harmofl.flare.site import SiteConfig, SiteError
-from harmofl.flare.wire import Arrays, ModelMessage
+from harmofl.flare.wire import Arrays, ModelMessage, SiteNumbers
 from harmofl.tasks import resolve_experiment, untrained_network
 from harmofl.tasks.answers import Evaluation
 from harmofl.tasks.prostate import TASK
@@ -89,6 +89,14 @@ def test_a_round_answers_with_the_difference_and_what_was_received(experiment: E
     assert any(np.abs(change).max() > 0 for change in update.difference.values())
     # 8 cases: 64/16/20 % of a block of 25
     assert sum(update.numbers["cases"].values()) == CASES and update.numbers["steps"] > 0
+
+
+@pytest.mark.parametrize(("asked", "found"), [("auto", "float32"), ("float32", "float32"), ("bfloat16", "bfloat16")])
+def test_a_site_says_what_its_device_computes_in(written: dict[str, Any], make: Any, asked: str, found: str) -> None:
+    set_key(written, "training.precision", asked)
+    experiment = resolve_experiment(written)
+    numbers = make(experiment, device="cpu").train(0, ModelMessage(weights_of(experiment))).numbers
+    assert SiteNumbers.model_validate(numbers).precision == found
 
 
 def test_a_new_process_goes_on_with_the_moments_and_an_old_state_is_not_mixed_up(

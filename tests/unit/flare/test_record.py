@@ -258,6 +258,15 @@ def test_what_the_ledgers_counted_is_recorded_by_site(run, numbers):
     assert results.sites["A"].releases == counts and results.sites["B"].releases == {}
 
 
+def test_what_each_site_computed_in_is_recorded(run, numbers):
+    told = {
+        "A": evaluation("A", numbers) | {"precision": "tf32"},
+        "B": evaluation("B", numbers) | {"precision": "float32"},
+    }
+    results, _ = written_results(run, told)
+    assert [results.sites[site].precision for site in "ABC"] == ["tf32", "float32", None]
+
+
 def test_the_screen_shows_every_site_and_where_the_files_are(run, numbers):
     _, lines = written_results(run, {site: evaluation(site, numbers) for site in run.expected})
     shown = "\n".join(lines)
