@@ -12,6 +12,7 @@ from torch import Tensor
 from harmofl.core.aggregation import ContributionError, ContributionMean, StreamingMean
 from harmofl.core.coordinatewise import CoordinatewiseMean
 from harmofl.core.norm_rule import NormRule, SentDifference, whole_norm
+from harmofl.core.optimizers import Adam
 from harmofl.experiment import FederationSettings, TrainingSettings
 
 Arrays = Mapping[str, np.ndarray]
@@ -209,7 +210,7 @@ class ServerRule:
             for name, value in weights.items()
             if name in self._parameters
         }
-        optimizer = torch.optim.Adam(
+        optimizer = Adam(
             parameters.values(), lr=rate, betas=self._settings.server_betas, eps=self._settings.server_epsilon
         )
         for name, parameter in parameters.items():
