@@ -12,6 +12,7 @@ from harmofl.core.aggregation import ContributionMean, Measured, StreamingMean
 from harmofl.core.contributions import ContributionError
 from harmofl.core.coordinatewise import CoordinatewiseMean
 from harmofl.core.norm_rule import NormRule, SentDifference, whole_norm
+from harmofl.core.optimizers import Adam
 from harmofl.core.partial_sum import PartialSum
 from harmofl.experiment import FederationSettings, TrainingSettings
 
@@ -304,7 +305,7 @@ class ServerRule:
             for name, value in weights.items()
             if name in self._parameters
         }
-        optimizer = torch.optim.Adam(
+        optimizer = Adam(
             parameters.values(), lr=rate, betas=self._settings.server_betas, eps=self._settings.server_epsilon
         )
         for name, parameter in parameters.items():

@@ -17,6 +17,7 @@ from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.augmentation import flip_and_rotate
 from harmofl.core.device_kinds import kind_of, precision_in_effect
 from harmofl.core.loading import Numbered, batches
+from harmofl.core.optimizers import SGD, Adam
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 
@@ -84,8 +85,8 @@ def build_optimizer(network: nn.Module, name: str, learning_rate: float, momentu
     """Adam or SGD over all parameters, in the fused form where the device has one."""
     parameters = list(network.parameters())
     if name == "adam":
-        return torch.optim.Adam(parameters, lr=learning_rate, weight_decay=decay, fused=True)
-    return torch.optim.SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=decay, fused=True)
+        return Adam(parameters, lr=learning_rate, weight_decay=decay, fused=True)
+    return SGD(parameters, lr=learning_rate, momentum=momentum, weight_decay=decay, fused=True)
 
 
 def autocast(device: torch.device, precision: str) -> Any:

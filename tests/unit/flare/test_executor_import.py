@@ -18,7 +18,7 @@ import numpy as np, torch
 from harmofl.flare.lean_monai import import_lean_monai
 import_lean_monai()
 from harmofl.core.networks import build_network
-build_network("unet", 3, (0.9, 0.1), width=4, norm="instance", seed=0)
+network = build_network("unet", 3, (0.9, 0.1), width=4, norm="instance", seed=0)
 assert not [name for name in ("matplotlib", "skimage", "tensorboard", "scipy.stats") if name in sys.modules]
 from harmofl.core.distances import surface_distances
 from harmofl.data.layout import find_cases
@@ -36,6 +36,13 @@ image = NucleiImage("a", "a", np.zeros((70, 80, 3), np.uint8), np.zeros((70, 80)
 assert whole_image_logits(lambda tiles: tiles[:, :2], image, 64).shape == (1, 2, 70, 80)
 for task in (PROSTATE, NUCLEI):
     assert task.loss()(torch.zeros(1, 2, 4, 4), torch.ones(1, 4, 4, dtype=torch.int64)) > 0
+from harmofl.core.perturbation import WeightPerturbation
+from harmofl.core.training import build_optimizer
+for name in ("adam", "sgd"):
+    optimizer = WeightPerturbation(build_optimizer(network, name, 0.01, 0.9, 1e-4), 0.05, network)
+    closure = lambda: PROSTATE.loss()(network(torch.rand(2, 3, 32, 32)), torch.ones(2, 32, 32, dtype=torch.int64))
+    assert not optimizer.step(closure).skipped
+assert not [name for name in ("torch._dynamo", "torch._inductor", "sympy", "pandas") if name in sys.modules]
 import matplotlib.pyplot, scipy.signal, scipy.stats, skimage.morphology
 """
 
