@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.augmentation import flip_and_rotate
+from harmofl.core.layout import memory_format
 from harmofl.core.loading import Numbered, batches
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
@@ -94,11 +95,6 @@ def autocast(device: torch.device, precision: str) -> Any:
     return torch.autocast(device.type, dtype=_DTYPES[precision]) if precision in _DTYPES else nullcontext()
 
 
-def memory_format(is_compiled: bool) -> torch.memory_format:
-    """How networks and batches lie in memory."""
-    return torch.contiguous_format if is_compiled else torch.channels_last
-
-
 def compiled(network: nn.Module) -> nn.Module:
     """A network whose forward pass runs through torch.compile, with the same parameters; compiled when first called.
 
@@ -127,7 +123,7 @@ def fit_round(
     perturbed step.
 
     Args:
-        network: on its device, in the memory format `memory_format(settings.compile)`.
+        network: as `harmofl.core.layout.placed` leaves it, with `settings.compile`.
         normalization: on the same device; its statistics move unless it is frozen.
         optimizer: around the network's parameters.
         loss: scalar loss of logits in float32 and targets.
@@ -149,6 +145,7 @@ def fit_round(
     device = next(network.parameters()).device
     scaler = torch.amp.GradScaler(device.type) if settings.precision == "float16" else None
     model = group.wrapped(compiled(network) if settings.compile else network)
+    layout = memory_format(network, settings.compile)
 
     def batch_loss(inputs: Tensor, targets: Tensor, count: int) -> Tensor:
         with autocast(device, settings.precision):
@@ -165,7 +162,7 @@ def fit_round(
             if should_stop():
                 raise TrainingStoppedError("stopped between two batches")
             normalization.observe(images, partial(group.gathered, count=count), items)
-            normalized = normalization(images).contiguous(memory_format=memory_format(settings.compile))
+            normalized = normalization(images).contiguous(memory_format=layout)
             closure = partial(batch_loss, normalized, group.gathered(targets, count), count)
             outcome = optimizer.step(closure, scaler, settings.clip_norm)
             skipped = skipped + outcome.skipped
@@ -240,13 +237,13 @@ def predict(
     Raises:
         NotFiniteError: a logit is not finite; the largest of such logits may be any class, so that it is no answer.
     """
-    device = next(network.parameters()).device
+    device, layout = next(network.parameters()).device, memory_format(network)
     was_training = network.training
     network.eval()
     try:
         parts = []
         for part in images_BCHW.split(batch_size):
-            normalized = normalization(part.to(device)).contiguous(memory_format=torch.channels_last)
+            normalized = normalization(part.to(device)).contiguous(memory_format=layout)
             with autocast(device, precision):
                 logits = network(normalized)
             parts.append(logits.float().cpu())

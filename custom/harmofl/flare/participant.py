@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
+from harmofl.core.layout import placed
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
@@ -22,7 +23,6 @@ from harmofl.core.training import (
     TrainingStoppedError,
     arrays_sha256,
     batches,
-    memory_format,
     predict,
     seed_of,
 )
@@ -280,7 +280,7 @@ class Participant:
         return self._normalization(amplitude)
 
     def _placed(self, network: nn.Module) -> nn.Module:
-        return network.to(self.device, memory_format=memory_format(self._site.compile))
+        return placed(network, self.device, self._site.compile)
 
     def _normalization(self, amplitude: AmplitudeStatistic | None) -> AmplitudeNormalization:
         normalization = build_normalization(self._experiment, self._task.in_channels).to(self.device)
