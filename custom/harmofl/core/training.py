@@ -15,6 +15,7 @@ from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.augmentation import flip_and_rotate
+from harmofl.core.kept_memory import kept_memory
 from harmofl.core.layout import memory_format
 from harmofl.core.loading import Numbered, batches
 from harmofl.core.parallel import ALONE, ProcessGroup
@@ -157,7 +158,7 @@ def fit_round(
     skipped: int | Tensor = 0
     images_seen = 0
     network.train()
-    with _own_random_state(device, stream_seed(seed, "network")):
+    with kept_memory(device), _own_random_state(device, stream_seed(seed, "network")):
         for images, targets, count, items in _augmented_batches(dataset, settings, seed, device, group):
             if should_stop():
                 raise TrainingStoppedError("stopped between two batches")

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
+from harmofl.core.kept_memory import kept_memory
 from harmofl.core.layout import placed
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
@@ -334,7 +335,8 @@ class Participant:
             return predict(network, normalization, images, settings.batch_size, settings.precision)
 
         try:
-            return self._task.evaluate(logits, cases[split], workers=self._workers)
+            with kept_memory(self.device):
+                return self._task.evaluate(logits, cases[split], workers=self._workers)
         except NotFiniteError as error:
             fix = "lower training.learning_rate or federation.server_learning_rate"
             raise NotFiniteError(f"the {which} model cannot be scored on {split} data: {error}; {fix}") from None
