@@ -15,7 +15,7 @@ _USUAL = {_MMAP_THRESHOLD: 32 * 2**20, _TRIM_THRESHOLD: 64 * 2**20}
 _LARGEST = 2**31 - 1
 
 _lock = threading.Lock()
-_inside = 0
+_inside: list[None] = []  # as many as are inside, whichever thread they are in
 
 
 @contextmanager
@@ -42,17 +42,15 @@ def kept_memory(device: torch.device) -> Iterator[None]:
 
 
 def _enter(library: Any) -> None:
-    global _inside
     with _lock:
-        _inside += 1
+        _inside.append(None)
         for parameter in _USUAL:
             library.mallopt(parameter, _LARGEST)
 
 
 def _leave(library: Any) -> None:
-    global _inside
     with _lock:
-        _inside -= 1
+        _inside.pop()
         if _inside:
             return
         for parameter, value in _USUAL.items():

@@ -5,8 +5,12 @@ import resource
 import psutil
 import pytest
 import torch
+from toy_segmentation import cross_entropy, dataset, network, normalization, settings
 
+from harmofl.core import kept_memory as kept
 from harmofl.core.kept_memory import kept_memory
+from harmofl.core.perturbation import WeightPerturbation
+from harmofl.core.training import build_optimizer, fit_round
 
 CPU = torch.device("cpu")
 VALUES = 16 * 2**20  # 64 MiB in float32, beyond the 32 MiB from which glibc maps a block of its own
@@ -59,3 +63,17 @@ def test_on_another_device_nothing_changes():
     outside = faults()
     with kept_memory(torch.device("meta")):
         assert faults() > outside / 2
+
+
+def test_a_round_of_training_is_inside_and_ends_it():
+    """Seen from a term of the loss, which is called between two passes."""
+    seen = []
+
+    def term(_):
+        seen.append(len(kept._inside))
+        return torch.zeros(())
+
+    model = network()
+    optimizer = WeightPerturbation(build_optimizer(model, "sgd", 0.05, 0.9, 0.0), 0.05, model)
+    fit_round(model, normalization(), optimizer, cross_entropy, dataset(), settings=settings(), seed=0, terms=[term])
+    assert set(seen) == {1} and kept._inside == []
