@@ -18,10 +18,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import nn
 
+from harmofl.core.layout import memory_format, placed
 from harmofl.core.losses import DiceLossIgnoring
 from harmofl.core.networks import build_network
 from harmofl.core.perturbation import WeightPerturbation
-from harmofl.core.training import build_optimizer, compiled, memory_format
+from harmofl.core.training import build_optimizer, compiled
 
 WIDTH, SIZE, BATCH = 8, 96, 16
 WARM = 2
@@ -59,10 +60,9 @@ def measure(width: int, steps: int) -> dict[str, float | None]:
 def step_of(width: int, *, compile: bool) -> Callable[[], object]:
     """What `fit_round` does with a batch at hand."""
     network = build_network("unet", 3, (0.9, 0.1), width=width, norm="instance", seed=0)
-    layout = memory_format(compile)
-    network = network.to(memory_format=layout)
+    network = placed(network, "cpu", compile)
     images = torch.rand(BATCH, 3, SIZE, SIZE, generator=torch.Generator().manual_seed(0)).contiguous(
-        memory_format=layout
+        memory_format=memory_format(network, compile)
     )
     targets = (images[:, 0] > 0.9).long()
     loss: nn.Module = DiceLossIgnoring(ignored=255)

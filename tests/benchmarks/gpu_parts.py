@@ -69,7 +69,7 @@ def prediction(step: Step, seconds: float) -> dict[str, Any]:
     @torch.no_grad()
     def bare() -> None:
         step.network.eval()
-        step.logits(step.images.contiguous(memory_format=torch.channels_last))
+        step.logits(step.images.contiguous(memory_format=step.layout))
         step.network.train()
 
     works = {

@@ -9,6 +9,7 @@ from torch.utils.data import TensorDataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.augmentation import flip_and_rotate
+from harmofl.core.layout import memory_format, placed
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation, gradient_norm
 from harmofl.core.training import RoundSettings, autocast, build_optimizer, fit_round
@@ -30,7 +31,8 @@ class Step:
         self.host_images, self.host_targets = images_and_targets(experiment, batch)
         self.images, self.targets = self.host_images.to(device), self.host_targets.to(device)
         self.loss = load_task(experiment).loss()
-        self.network = untrained_network(experiment).to(device, memory_format=torch.channels_last).train()
+        self.network = placed(untrained_network(experiment), device).train()
+        self.layout = memory_format(self.network)
         self.layer = frozen_normalization(experiment, self.host_images).to(device)
         self.optimizer = self._optimizer()
 
@@ -63,7 +65,7 @@ class Step:
     def whole(self) -> None:
         """What `fit_round` does with one batch on the device."""
         images, targets = flip_and_rotate(self.images, self.targets, self.random)
-        inputs = self.layer(images).contiguous(memory_format=torch.channels_last)
+        inputs = self.layer(images).contiguous(memory_format=self.layout)
         self.optimizer.step(lambda: self.loss(self.logits(inputs).float(), targets))
 
     def round_of(self, batches: int, group: ProcessGroup = ALONE) -> None:
@@ -80,7 +82,7 @@ class Step:
         return found
 
     def two_bare_passes(self) -> None:
-        inputs = self.images.contiguous(memory_format=torch.channels_last)
+        inputs = self.images.contiguous(memory_format=self.layout)
         for _ in range(2):
             self.network.zero_grad(set_to_none=True)
             self.logits(inputs).float().sum().backward()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from harmofl.core.layout import placed
 from harmofl.core.networks import build_network
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, arrays_sha256, fit_round, load_arrays, seed_of, state_arrays
@@ -57,14 +58,15 @@ class HandSite:
         TASK.write_demo(folder / name, name, experiment)
         self.data: SiteData = TASK.open_site(folder / name, name, experiment, folder / "cache")
         settings = experiment.network
-        self.network = build_network(
+        network = build_network(
             settings.name,
             3,
             TASK.class_prior(experiment),
             width=settings.width,
             norm=settings.norm,
             seed=experiment.seed,
-        ).to(memory_format=torch.channels_last)
+        )
+        self.network = placed(network, "cpu")
         self.normalization = build_normalization(experiment, 3)
         adam = torch.optim.Adam(
             self.network.parameters(),

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
+from harmofl.core.layout import placed
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, build_optimizer, fit_round, predict
 from harmofl.experiment import Experiment, ExperimentError
@@ -81,7 +82,7 @@ def measure_pace(experiment: Experiment) -> Pace:
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     threads = torch.get_num_threads()
     place = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {threads} thread{'s' * (threads > 1)}"
-    network = _network(experiment).to(device, memory_format=torch.channels_last)
+    network = placed(_network(experiment), device)
     first = _step_seconds(experiment, network, images=1, steps=1)
     if first > LONGEST_MEASUREMENT:
         how = f"one step with one image, which took {first:.0f} s, so no more were measured; {place}"

@@ -13,6 +13,7 @@ from harmofl.app.job import JobError
 from harmofl.core.amplitude import AmplitudeNormalization, RunningAmplitude
 from harmofl.core.contrast import has_contrast
 from harmofl.core.deployed import DeployedModel, DeployedNormalization
+from harmofl.core.layout import placed
 from harmofl.core.partition import partition_of
 from harmofl.core.training import finite_logits
 from harmofl.data.findings import count_text
@@ -140,7 +141,7 @@ def load_model(path: Path, expected: Sequence[Experiment] = (), device: str = "a
     place = _device(device)
     return LoadedModel(
         path=path,
-        network=network.to(place, memory_format=torch.channels_last),
+        network=placed(network, place),
         normalization=_normalization(path, experiment, task, checkpoint),
         experiment=experiment,
         task=task,

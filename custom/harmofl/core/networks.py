@@ -7,6 +7,8 @@ from typing import Literal
 import torch
 from torch import nn
 
+from harmofl.core.instance_norm import InstanceNorm
+
 Norm = Literal["instance", "batch", "batch_stats"]
 
 # `batch_stats` is what the released code uses: a prediction then depends on the other images of its batch.
@@ -18,7 +20,7 @@ _NORMS: dict[str, tuple[str, dict[str, bool]]] = {
 
 
 def build_network(
-    name: str, in_channels: int, class_prior: Sequence[float], *, width: int, norm: Norm, seed: int
+    name: str, in_channels: int, class_prior: Sequence[float], *, width: int, norm: Norm, seed: int, even: bool = False
 ) -> nn.Module:
     """Build a 2-D network for inputs (B, in_channels, H, W), H and W at least 64 pixels.
 
@@ -35,6 +37,7 @@ def build_network(
         width: features of the first level of a `unet`; growth rate of a `densenet121`, at least 4.
         norm: norm layer.
         seed: of the initial weights.
+        even: height and width of all images are multiples of 16, so that a `unet` has nothing to pad.
 
     Raises:
         ValueError: an unknown name, a combination that MONAI cannot build, or a width below that of DenseNet121.
@@ -50,6 +53,7 @@ def build_network(
 
             features = (width, 2 * width, 4 * width, 8 * width, 16 * width, width)
             network: nn.Module = BasicUNet(2, in_channels, classes, features=features, norm=options)
+            _copy_no_map(network, even)
         elif name == "densenet121":
             from monai.networks.nets.densenet import DenseNet121
 
@@ -62,8 +66,24 @@ def build_network(
             network = DenseNet121(2, in_channels, classes, init_features=2 * width, growth_rate=width, norm=options)
         else:
             raise ValueError(f"network.name: {name!r} is none of unet, densenet121")
+        _put_instance_norm(network)
         initialize(network, class_prior)
     return network
+
+
+def _copy_no_map(unet: nn.Module, even: bool) -> None:
+    """Leave out MONAI's padding of odd sizes, which copies each map of the decoder also where nothing is to pad."""
+    for module in unet.modules():
+        if hasattr(module, "is_pad"):
+            module.is_pad = not even
+
+
+def _put_instance_norm(network: nn.Module) -> None:
+    """Put the faster layer in place of torch's: same function, same names in the state."""
+    for module in list(network.modules()):
+        for name, layer in list(module.named_children()):
+            if type(layer) is nn.InstanceNorm2d:
+                setattr(module, name, InstanceNorm(layer.num_features, layer.eps))
 
 
 def initialize(network: nn.Module, class_prior: Sequence[float]) -> None:

@@ -16,6 +16,8 @@ from torch.utils.data import Dataset
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.augmentation import flip_and_rotate
 from harmofl.core.device_kinds import kind_of, precision_in_effect
+from harmofl.core.kept_memory import kept_memory
+from harmofl.core.layout import memory_format
 from harmofl.core.loading import Numbered, batches
 from harmofl.core.optimizers import SGD, Adam
 from harmofl.core.parallel import ALONE, ProcessGroup
@@ -95,11 +97,6 @@ def autocast(device: torch.device, precision: str) -> Any:
     return nullcontext() if dtype is None else torch.autocast(device.type, dtype=dtype)
 
 
-def memory_format(is_compiled: bool) -> torch.memory_format:
-    """How networks and batches lie in memory."""
-    return torch.contiguous_format if is_compiled else torch.channels_last
-
-
 def compiled(network: nn.Module) -> nn.Module:
     """A network whose forward pass runs through torch.compile, with the same parameters; compiled when first called.
 
@@ -128,7 +125,7 @@ def fit_round(
     perturbed step.
 
     Args:
-        network: on its device, in the memory format `memory_format(settings.compile)`.
+        network: as `harmofl.core.layout.placed` leaves it, with `settings.compile`.
         normalization: on the same device; its statistics move unless it is frozen.
         optimizer: around the network's parameters.
         loss: scalar loss of logits in float32 and targets.
@@ -150,6 +147,7 @@ def fit_round(
     device = next(network.parameters()).device
     scaler = torch.amp.GradScaler(device.type) if settings.precision == "float16" else None
     model = group.wrapped(compiled(network) if settings.compile else network)
+    layout = memory_format(network, settings.compile)
 
     def batch_loss(inputs: Tensor, targets: Tensor, count: int) -> Tensor:
         with autocast(device, settings.precision):
@@ -161,12 +159,12 @@ def fit_round(
     skipped: int | Tensor = 0
     images_seen = 0
     network.train()
-    with _own_random_state(device, stream_seed(seed, "network")):
+    with kept_memory(device), _own_random_state(device, stream_seed(seed, "network")):
         for images, targets, count, items in _augmented_batches(dataset, settings, seed, device, group):
             if should_stop():
                 raise TrainingStoppedError("stopped between two batches")
             normalization.observe(images, partial(group.gathered, count=count), items)
-            normalized = normalization(images).contiguous(memory_format=memory_format(settings.compile))
+            normalized = normalization(images).contiguous(memory_format=layout)
             closure = partial(batch_loss, normalized, group.gathered(targets, count), count)
             outcome = optimizer.step(closure, scaler, settings.clip_norm)
             skipped = skipped + outcome.skipped
@@ -241,13 +239,13 @@ def predict(
     Raises:
         NotFiniteError: a logit is not finite; the largest of such logits may be any class, so that it is no answer.
     """
-    device = next(network.parameters()).device
+    device, layout = next(network.parameters()).device, memory_format(network)
     was_training = network.training
     network.eval()
     try:
         parts = []
         for part in images_BCHW.split(batch_size):
-            normalized = normalization(part.to(device)).contiguous(memory_format=torch.channels_last)
+            normalized = normalization(part.to(device)).contiguous(memory_format=layout)
             with autocast(device, precision):
                 logits = network(normalized)
             parts.append(logits.float().cpu())

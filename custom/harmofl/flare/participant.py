@@ -15,6 +15,8 @@ from torch.utils.data import Dataset
 
 from harmofl.core.amplitude import AmplitudeNormalization
 from harmofl.core.device_kinds import precision_in_effect
+from harmofl.core.kept_memory import kept_memory
+from harmofl.core.layout import placed
 from harmofl.core.parallel import ALONE, ProcessGroup
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import (
@@ -23,7 +25,6 @@ from harmofl.core.training import (
     TrainingStoppedError,
     arrays_sha256,
     batches,
-    memory_format,
     predict,
     seed_of,
 )
@@ -281,7 +282,7 @@ class Participant:
         return self._normalization(amplitude)
 
     def _placed(self, network: nn.Module) -> nn.Module:
-        return network.to(self.device, memory_format=memory_format(self._site.compile))
+        return placed(network, self.device, self._site.compile)
 
     def _normalization(self, amplitude: AmplitudeStatistic | None) -> AmplitudeNormalization:
         normalization = build_normalization(self._experiment, self._task.in_channels).to(self.device)
@@ -335,7 +336,8 @@ class Participant:
             return predict(network, normalization, images, settings.batch_size, settings.precision)
 
         try:
-            return self._task.evaluate(logits, cases[split], workers=self._workers)
+            with kept_memory(self.device):
+                return self._task.evaluate(logits, cases[split], workers=self._workers)
         except NotFiniteError as error:
             fix = "lower training.learning_rate or federation.server_learning_rate"
             raise NotFiniteError(f"the {which} model cannot be scored on {split} data: {error}; {fix}") from None

@@ -250,6 +250,7 @@ def untrained_network(experiment: Experiment) -> nn.Module:
         width=settings.width,
         norm=settings.norm,
         seed=experiment.seed,
+        even=experiment.data.height % 16 == experiment.data.width % 16 == 0,
     )
 
 

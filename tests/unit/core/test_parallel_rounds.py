@@ -24,8 +24,7 @@ STEPS = 3
 # that is rounded differently may move it by one more.
 TOLERANCE = STEPS * 1.5 * 2.0**-23
 
-# LeakyReLU of slope 1 is the identity; instance norm alone makes the network nonlinear then. Other smooth functions get
-# wrong gradients from torch 2.13 behind instance norm, for a batch of one image in channels_last on the CPU.
+# LeakyReLU of slope 1 is the identity; instance norm alone makes the network nonlinear then.
 SMOOTH = {nn.LeakyReLU: lambda: nn.LeakyReLU(1.0), nn.MaxPool2d: lambda: nn.AvgPool2d(2)}
 
 

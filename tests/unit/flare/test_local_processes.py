@@ -93,8 +93,7 @@ def unpickle_in_the_other(monkeypatch: pytest.MonkeyPatch, action: Callable[...,
 def smooth(put: Callable[[Any, str, Any], Any] = setattr) -> None:
     """Take smooth functions for those with kinks, where rounding decides between two gradients.
 
-    Instance norm makes the network nonlinear; other functions behind it get wrong gradients from torch 2.13, for a
-    batch of one image in channels_last on the CPU.
+    Instance norm makes the network nonlinear.
     """
     put(nn.LeakyReLU, "forward", lambda self, inputs: functional.leaky_relu(inputs, 1.0))
     put(nn.MaxPool2d, "forward", lambda self, inputs: functional.avg_pool2d(inputs, 2))

@@ -8,6 +8,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from harmofl.core.layout import placed
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, arrays_sha256, build_optimizer, fit_round, seed_of
 from harmofl.experiment import Experiment
@@ -73,7 +74,7 @@ class HandRounds:
     def __init__(self, experiment: Experiment, data: Mapping[str, object], local: tuple[str, ...]) -> None:
         """Give every site of `data` (its training set) a network and an optimizer of its own."""
         self.experiment, self.data, self.local = experiment, data, set(local)
-        self.networks = {name: untrained_network(experiment).to(memory_format=torch.channels_last) for name in data}
+        self.networks = {name: placed(untrained_network(experiment), "cpu") for name in data}
         training = experiment.training
         self.optimizers = {
             name: WeightPerturbation(
