@@ -43,7 +43,7 @@ from harmofl.flare.wire import (
     read_error,
     unpack_update,
 )
-from harmofl.sections import outside_text
+from harmofl.sections import names_text, outside_text
 
 
 class HarmoFLScatterAndGather(ScatterAndGather):
@@ -87,7 +87,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             if settings.minimum_sites > len(self.run.expected):
                 raise ExperimentError(
                     f"federation.minimum_sites is {settings.minimum_sites}, but connected: "
-                    f"{count_text(len(self.run.expected), 'site')} ({', '.join(self.run.expected)})"
+                    f"{count_text(len(self.run.expected), 'site')} ({names_text(self.run.expected)})"
                 )
             self._min_clients = settings.minimum_sites
             self._wait_time_after_min_received = settings.straggler_wait
@@ -185,7 +185,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         start = f", resumed at round {run.start_round}" if run.start_round else ""
         PROGRESS.info(
             f"experiment {run.experiment.name} {run.experiment.hash}, method {run.experiment.method}, "
-            f"{count_text(run.experiment.federation.rounds, 'round')}, sites {', '.join(run.expected)}{start}",
+            f"{count_text(run.experiment.federation.rounds, 'round')}, sites {names_text(run.expected)}{start}",
         )
         for note in method_notes(run):
             PROGRESS.info(f"note: {note}")
@@ -256,7 +256,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         run.amplitude, run.amplitude_sites = gathering.result(), sites
         run.amplitude_patients = dict(gathering.patients)
         run.amplitude_noise = {site: said.model_dump() for site, said in gathering.noise.items()}
-        PROGRESS.info(f"amplitude frozen: {count_text(run.amplitude.images, 'image')} of {', '.join(sites)}")
+        PROGRESS.info(f"amplitude frozen: {count_text(run.amplitude.images, 'image')} of {names_text(sites)}")
         for note in amplitude_notes(run):
             PROGRESS.info(f"note: {note}")
         return True

@@ -1,6 +1,7 @@
 """What the server notes of the differences of a round: norms, outliers, and who pulled where when a score falls."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -130,13 +131,16 @@ def round_warnings(record: RoundRecord) -> list[str]:
 
 def run_warnings(run: ServerRun) -> list[str]:
     """What a reader of the scores must know: who was an outlier when, and when the score fell."""
-    rounds: dict[str, list[int]] = {}
+    rounds: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    falls = []
     for record in run.rounds:
-        for site in record.outliers:
-            rounds.setdefault(site, []).append(record.round)
+        for site, note in record.outliers.items():
+            rounds[site] += 1
+            first.setdefault(site, f"round {record.round}: {note}")
+        falls += [record.fall] if record.fall else []
     lines = [
-        f"{site}: an outlier in {len(held)} of {len(run.rounds)} rounds (first: round {held[0]}: "
-        f"{next(record.outliers[site] for record in run.rounds if record.round == held[0])})"
+        f"{site}: an outlier in {held} of {len(run.rounds)} rounds (first: {first[site]})"
         for site, held in sorted(rounds.items())
     ]
-    return [*lines, *(record.fall for record in run.rounds if record.fall)]
+    return [*lines, *falls]
