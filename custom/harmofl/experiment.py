@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -28,6 +29,7 @@ RULES: dict[str, int] = {
     "split": 2,  # which patients train: 1 missed the shares at small sites; 2 keeps them within one patient
     "reading": 2,  # voxels, pixels and targets of files: 1 took MONAI's affines and guessed masks; 2 takes nibabel's
     "amplitude": 2,  # statistics of images: 1 had images without contrast in them; 2 leaves these out
+    "sum": 2,  # the mean of the sites' differences: 1 summed without any rounding; 2 on a common grid
     "training": 2,  # order, augmentation, steps: 1 drew all from one generator; 2 has one for each purpose
 }
 
@@ -157,7 +159,10 @@ class FederationSettings(Section):
     site; `pooled_data` lets one simulated site train on the data of all. `exchange` is the type of differences on their
     way up; whatever goes down is float32. `norm_bound` scales a site's difference whose norm per step is beyond that
     multiple of the median of the round before down to this median; null scales nothing. `median` and `trimmed_mean`,
-    which cuts `trimmed_share` of the sites off at each end, hold the differences of all sites.
+    which cuts `trimmed_share` of the sites off at each end, hold the differences of all sites. The mean of an entry is
+    off by at most 2^-30 of its scale: the largest magnitude in the model that was sent, rounded up to a power of two,
+    and at least `scale_floor`, a power of two. Of the default, 1, that is half of the last digit of a float32 of 1/64:
+    no more than weights of that size are rounded by in any case.
     """
 
     rounds: Count
@@ -172,11 +177,19 @@ class FederationSettings(Section):
     norm_bound: Annotated[float, Field(gt=1)] | None = 10.0
     aggregation: Literal["mean", "median", "trimmed_mean"] = "mean"
     trimmed_share: Annotated[float, Field(gt=0, lt=0.5)] = 0.2
+    scale_floor: Annotated[float, Field(ge=2.0**-40, le=2.0**40)] = 1.0
     exchange: Literal["float32", "float16"] = "float32"
     round_timeout: Annotated[int, Field(ge=60, le=LONGEST_WAIT)] = 24 * 3600
     straggler_wait: Annotated[int, Field(ge=0, le=LONGEST_WAIT)] = 600
     resume_from: str | None = None
     tracking: Literal["tensorboard", "mlflow", "none"] = "tensorboard"
+
+    @field_validator("scale_floor")
+    @classmethod
+    def _a_power_of_two(cls, floor: float) -> float:
+        if math.frexp(floor)[0] != 0.5:
+            raise ValueError(f"must be a power of two, such as {2.0 ** math.floor(math.log2(floor)):g}")
+        return floor
 
 
 class DemoSettings(Section):

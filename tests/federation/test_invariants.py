@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from harmofl.tasks import SiteData, resolve_experiment
 from harmofl.tasks.prostate import TASK
 from tests.federation.conftest import Run, RunJob
 from tests.federation.drills import EXECUTORS
+from tests.rounded_mean import distance_to_float64, rounded_mean
 
 Arrays = Mapping[str, np.ndarray]
 
@@ -39,6 +40,13 @@ def assert_same_bits(first: Arrays, second: Arrays) -> None:
     assert first.keys() == second.keys()
     differing = [name for name in first if first[name].tobytes() != second[name].tobytes()]
     assert not differing, f"{len(differing)} entries differ, first {differing[:3]}"
+
+
+def print_distance(model: Arrays, differences: Sequence[Arrays]) -> None:
+    """How far the server's mean is from the one in float64: at most 2^-30 scales."""
+    apart = distance_to_float64(model, differences)
+    print(f"mean of {len(differences)}: at most {apart * 2**30:.2f} times 2^-30 scales from float64")
+    assert apart <= 2.0**-30
 
 
 class HandSite:
@@ -105,7 +113,9 @@ def test_one_site_equals_a_plain_loop(run_job: RunJob, tmp_path: Path) -> None:
     weights = state_arrays(site.network)
     for round_number in range(3):
         difference = site.difference(weights, round_number)
-        weights = {name: weights[name] + difference[name] for name in weights}
+        print_distance(weights, [difference])
+        mean = rounded_mean(weights, [difference])
+        weights = {name: weights[name] + mean[name] for name in weights}
     assert_same_bits(saved_weights(run), weights)
 
 
@@ -118,14 +128,15 @@ def test_an_amplitude_estimated_in_the_first_round_is_frozen_for_the_second(
     run = run_job(["BIDMC", "HK"], {"amplitude.preset": preset})
     assert run.code == 0, run.output
     experiment = experiment_of(run)
-    own = []
+    own: list[Arrays] = []
     for name in ("BIDMC", "HK"):
         site = HandSite(experiment, name, tmp_path / "hand")
         site.difference(state_arrays(site.network), 0)
         assert site.normalization.local_statistic is not None
-        own.append(site.normalization.local_statistic.double())
+        own.append({"amplitude": site.normalization.local_statistic.numpy()})
+    mean = rounded_mean({"amplitude": np.zeros_like(own[0]["amplitude"])}, own)
     saved = torch.load(run.server / "FL_global_model.pt", weights_only=True)["harmofl"]
-    assert torch.equal(saved["amplitude"], torch.stack(own).mean(0).float())
+    assert torch.equal(saved["amplitude"], torch.as_tensor(mean["amplitude"]))
     assert all(sent["amplitude"] > 0 for sent in (run.results.sites[name].bytes_sent for name in ("BIDMC", "HK")))
     assert run.rounds[1].bytes_sent["HK"] < run.rounds[0].bytes_sent["HK"], "nothing extra goes up after the freeze"
 
@@ -139,8 +150,9 @@ def test_without_amplitude_and_perturbation_the_job_is_fedavg(run_job: RunJob, t
     weights = state_arrays(sites[0].network)
     for round_number in range(2):
         parts = [site.difference(weights, round_number) for site in sites]
-        mean = {name: np.mean([part[name].astype(np.float64) for part in parts], axis=0) for name in weights}
-        weights = {name: weights[name] + mean[name].astype(np.float32) for name in weights}
+        print_distance(weights, parts)
+        mean = rounded_mean(weights, parts)
+        weights = {name: weights[name] + mean[name] for name in weights}
     assert_same_bits(saved_weights(run), weights)
 
 

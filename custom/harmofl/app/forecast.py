@@ -150,8 +150,8 @@ def measure_parts(experiment: Experiment) -> Parts:
     received, unpack_answer = _timed(lambda: unpack_update(fobs.loads(up)).difference or {})
     rule = ServerRule(experiment.federation, experiment.training, partition.parameters)
     mean = rule.open_round(weights)
-    mean.add(received, 1.0, 1)  # the first one makes the sums
-    _, add = _timed(lambda: mean.add(received, 1.0, 1), REPEATS - 1)
+    mean.add(received, 1, 1)  # the first one makes the sums
+    _, add = _timed(lambda: mean.add(received, 1, 1), REPEATS - 1)
     _, close = _timed(lambda: arrays_sha256(rule.next_model(weights, mean.mean())))
     return Parts(
         pace=pace,

@@ -2,54 +2,20 @@
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from fractions import Fraction
-from typing import Any
+from itertools import islice
 
 import numpy as np
-from numpy.typing import NDArray
 
-from harmofl.core.direction import WIDTH, Reading, VectorReader, all_finite
-from harmofl.core.exact_sum import PIECE, Doubles, ExactSum, Floats
-from harmofl.sections import one_line, outside_text
+from harmofl.core.contributions import Array, Arrays, ContributionError, matching_entries
+from harmofl.core.direction import WIDTH, Reading, Visit
+from harmofl.core.entry_groups import EntryGroup
+from harmofl.core.grid_sum import FAR, MOST, NEAR, PIECE, Doubles, Floats, GridSum, Integers, as_doubles, scale_exponent
+from harmofl.core.partial_sum import PartialSum
 
-Array = NDArray[np.generic]
-Arrays = Mapping[str, Array]
-
-_LARGEST_WEIGHT = 2**63  # far beyond any number of images; times a float32 it stays finite in float64
-
-
-class ContributionError(ValueError):
-    """A contribution that must not enter the mean; one printable line without paths or patient names."""
-
-    def __init__(self, message: str) -> None:
-        super().__init__(one_line(message))
-
-
-def _matching(contribution: Arrays, reference: Arrays, weight: float) -> dict[str, Array]:
-    """The entries as arrays, checked in all but their values."""
-    if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < _LARGEST_WEIGHT:
-        raise ContributionError(f"weight {outside_text(weight)} is not a positive finite number")
-    _name_check("misses", [name for name in reference if name not in contribution])
-    _name_check("has unknown", [name for name in contribution if name not in reference])
-    entries = {}
-    for name, expected in reference.items():
-        value = np.asarray(contribution[name])
-        if value.shape != expected.shape:
-            raise ContributionError(f"entry {name} has shape {value.shape}, not {expected.shape}")
-        if value.dtype.kind not in "biuf" or (expected.dtype.kind == "f") != (value.dtype.kind == "f"):
-            raise ContributionError(f"entry {name} holds {value.dtype}, not {expected.dtype}")
-        odd = value.dtype.kind == "f" and (value.itemsize > 8 or not value.dtype.isnative)
-        entries[name] = value.astype(np.float64) if odd else value
-    return entries
-
-
-def _name_check(verb: str, names: list[str]) -> None:
-    if names:
-        more = f" and {len(names) - 3} more" if len(names) > 3 else ""
-        shown = sorted(outside_text(name) for name in names)[:3]
-        raise ContributionError(f"{verb} entries: {', '.join(shown)}{more}")
+Judge = Callable[[Arrays, "Measured"], None]
+_NORM_ROUNDED = 1.001  # a norm is known to three digits at least, and no value is beyond it
 
 
 @dataclass(frozen=True)
@@ -94,122 +60,81 @@ class NormLimits:
 NO_LIMITS = NormLimits()
 
 
-class EntryGroup:
-    """Float entries of one type that are read as one vector: a large one alone, or all small ones together."""
-
-    def __init__(
-        self, names: list[str], reference: Arrays, *, measured: bool, generator: np.random.Generator | None
-    ) -> None:
-        """Group the named entries of `reference`; directions are kept of measured ones, where a generator is given."""
-        self._names, self._reference = names, reference
-        self._type = reference[names[0]].dtype
-        self.size = sum(reference[name].size for name in names)
-        self.measured = measured
-        self._reader = VectorReader(self.size, generator if measured else None)
-
-    def read(self, entries: Arrays) -> tuple[Floats, Reading]:
-        """The vector of a contribution, checked and measured.
-
-        Raises:
-            ContributionError: a value is not finite in the reference's type; names its entry.
-        """
-        parts: list[Any] = [entries[name].reshape(-1) for name in self._names]
-        values: Floats = parts[0] if len(parts) == 1 else np.concatenate(parts)
-        reading = self._reader.read(values, self._type)
-        if reading is None:
-            with np.errstate(over="ignore"):
-                bad = [name for name, part in zip(self._names, parts, strict=True) if not all_finite(part, self._type)]
-            raise ContributionError(f"entry {bad[0]} holds values that are not finite")
-        return values, reading
-
-    def split(self, values: Doubles, factors: Mapping[str, float]) -> dict[str, Array]:
-        """A vector as entries, in the reference's type and shape; `factors` are applied in float64, in place."""
-        result, start = {}, 0
-        for name in self._names:
-            expected = self._reference[name]
-            part = values[start : start + expected.size]
-            if name in factors:
-                part *= factors[name]
-            result[name] = part.astype(self._type).reshape(expected.shape)
-            start += expected.size
-        return result
-
-
 class ContributionMean(ABC):
     """What any mean over contributions does: check a whole one, measure it, take it, or none of it.
 
     Integer and boolean entries are their maximum. Subclasses say what becomes of the float ones.
     """
 
-    def __init__(self, reference: Arrays, measured: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, reference: Arrays, measured: frozenset[str] = frozenset(), exponents: Mapping[str, int] | None = None
+    ) -> None:
         """Prepare for contributions with the names, shapes and kinds of number of `reference`.
 
         Args:
             reference: name -> array.
             measured: float entries whose norm and direction are of interest. The projection of directions is drawn
                 anew for each mean, so that no site can know it.
+            exponents: of the scales of float entries, where these matter: a group has one scale.
         """
         self._reference = {name: np.asarray(value) for name, value in reference.items()}
-        together: dict[tuple[np.dtype[np.generic], bool, str], list[str]] = {}
+        together: dict[tuple[np.dtype[np.generic], bool, int], list[str]] = {}
         for name, value in self._reference.items():
             if value.dtype.kind == "f":
-                alone = name if value.size >= PIECE else ""
-                together.setdefault((value.dtype, name in measured, alone), []).append(name)
+                exponent = exponents.get(name, 0) if exponents is not None else 0
+                together.setdefault((value.dtype, name in measured, exponent), []).append(name)
         generator = np.random.default_rng() if measured else None
         self._groups = [
-            EntryGroup(names, self._reference, measured=key[1], generator=generator) for key, names in together.items()
+            EntryGroup(names, self._reference, measured=measures, exponent=exponent, generator=generator)
+            for (_, measures, exponent), names in together.items()
         ]
         self._maximum: dict[str, Array] = {}
-        self._weight = Fraction()
+        self.total_weight = 0
         self.count = 0
 
-    @property
-    def total_weight(self) -> float:
-        """Sum of the weights, rounded once."""
-        return float(self._weight)
-
-    def check(self, contribution: Arrays, weight: float) -> None:
+    def check(self, contribution: Arrays, weight: int) -> None:
         """Check a whole contribution without adding any of it.
 
         Args:
             contribution: name -> array as received; 0-d arrays may arrive as NumPy scalars.
-            weight: in the mean.
+            weight: in the mean, a whole number.
 
         Raises:
-            ContributionError: weight not positive and finite, names missing or unknown, shape or kind of number
+            ContributionError: weight not a number from 1 on, names missing or unknown, shape or kind of number
                 differs, or a value is not finite; the first three differing names are given.
         """
-        entries = _matching(contribution, self._reference, weight)
+        entries = matching_entries(contribution, self._reference, weight)
         for group in self._groups:
             group.read(entries)
 
-    def add(self, contribution: Arrays, weight: float, limits: NormLimits = NO_LIMITS) -> Measured:
+    def add(self, contribution: Arrays, weight: int, limits: NormLimits = NO_LIMITS, share: float = 1.0) -> Measured:
         """Check the whole contribution, then add it, scaled down where it is longer than the limits.
+
+        Args:
+            contribution: name -> array.
+            weight: in the mean, a whole number.
+            limits: of the norms of the contribution.
+            share: what measured entries are multiplied by before they are added; limits and norms are of what was sent.
 
         Raises:
             ContributionError: see `check`; nothing was added.
         """
-        entries = _matching(contribution, self._reference, weight)
-        read = [group.read(entries) for group in self._groups]  # nothing is added before all are checked
-        told = [(group.measured, reading.norm) for group, (_, reading) in zip(self._groups, read, strict=True)]
-        norm, rest_norm = (math.hypot(*(one for measured, one in told if measured is which)) for which in (True, False))
-        factor = limits.factor(norm, rest_norm)
-        for index, (values, _) in enumerate(read):
-            self._take(index, values, float(weight), factor)
+        entries = matching_entries(contribution, self._reference, weight)
+        measured = self._take(
+            entries, [weight * share if one.measured else float(weight) for one in self._groups], limits
+        )
         for name, value in self._reference.items():
             if value.dtype.kind != "f":
-                received, held = entries[name].astype(value.dtype), self._maximum.get(name)
-                self._maximum[name] = received if held is None else np.maximum(held, received)
-        self._weight += Fraction(float(weight))
+                self._raise_maximum(name, entries[name].astype(value.dtype))
+        self.total_weight += int(weight)
         self.count += 1
-        direction: Doubles = np.sum([reading.direction for _, reading in read] or [np.zeros(WIDTH)], axis=0)
-        return Measured(norm, rest_norm, factor, direction)
+        return measured
 
-    def mean(self, factors: Mapping[str, float] | None = None) -> dict[str, Array]:
+    def mean(self, factor: float = 1.0) -> dict[str, Array]:
         """The mean of float entries in the reference's dtype, and the maxima, with the reference's shapes.
 
         Args:
-            factors: of float entries, by name; applied in float64, before the rounding to the reference's dtype.
+            factor: of measured entries; applied in float64, before the rounding to the reference's dtype.
 
         Raises:
             ContributionError: nothing was added.
@@ -218,12 +143,22 @@ class ContributionMean(ABC):
             raise ContributionError("no contribution was accepted")
         result = {name: value.reshape(self._reference[name].shape) for name, value in self._maximum.items()}
         for index, group in enumerate(self._groups):
-            result |= group.split(self._middle(index), factors or {})
+            result |= group.split(self._middle(index), factor if group.measured else 1.0)
         return {name: result[name] for name in self._reference}
 
+    def _measured(self, readings: list[Reading], limits: NormLimits) -> Measured:
+        told = [(group.measured, reading.norm) for group, reading in zip(self._groups, readings, strict=True)]
+        norm, rest_norm = (math.hypot(*(one for measured, one in told if measured is which)) for which in (True, False))
+        direction: Doubles = np.sum([reading.direction for reading in readings] or [np.zeros(WIDTH)], axis=0)
+        return Measured(norm, rest_norm, limits.factor(norm, rest_norm), direction)
+
+    def _raise_maximum(self, name: str, received: Array) -> None:
+        held = self._maximum.get(name)
+        self._maximum[name] = received if held is None else np.asarray(np.maximum(held, received))
+
     @abstractmethod
-    def _take(self, index: int, values: Floats, weight: float, factor: float) -> None:
-        """Take factor * values, the vector of a group of entries."""
+    def _take(self, entries: Arrays, weights: list[float], limits: NormLimits) -> Measured:
+        """Check the float entries and take them with the weights of their groups, scaled; all or none of them."""
 
     @abstractmethod
     def _middle(self, index: int) -> Doubles:
@@ -233,23 +168,180 @@ class ContributionMean(ABC):
 class StreamingMean(ContributionMean):
     """Weighted mean of float entries, maximum of integer and boolean ones, one contribution at a time.
 
-    Sums are exact (`ExactSum`), so that the mean does not depend on the order of arrival, whatever the magnitudes. It
-    is the exact one rounded to float64 twice, in sum and quotient, and then to the reference's type. Memory is 8 bytes
-    a value, and as much again where the magnitudes or weights of an entry differ widely, whatever the number of sites.
-    What a contribution is scaled by depends on this contribution and the limits alone.
+    Sums are made on a common grid (`harmofl.core.grid_sum`, which says by how much that moves the mean), so that
+    neither the order of arrival nor a tree of partial sums changes a bit. Memory is 8 bytes a value, and as much again
+    for entries of a scale of which a contribution was more than 2^22 scales long, whatever the number of sites. What a
+    contribution is scaled by, and whether it fits, depends on this contribution, the reference and the limits alone.
     """
 
-    def __init__(self, reference: Arrays, measured: frozenset[str] = frozenset()) -> None:
-        """Begin without sums: a check alone needs none."""
-        super().__init__(reference, measured)
-        self._sums: dict[int, ExactSum] = {}
+    def __init__(self, reference: Arrays, measured: frozenset[str] = frozenset(), floor: float = 1.0) -> None:
+        """Begin without sums: a check alone needs none.
 
-    def _take(self, index: int, values: Floats, weight: float, factor: float) -> None:
-        if index not in self._sums:
-            self._sums[index] = ExactSum(values.size)
-        self._sums[index].add(values, weight * factor)
+        Args:
+            reference: name -> array of the model that was sent, whose magnitudes make the scales.
+            measured: see `ContributionMean`.
+            floor: least scale of an entry, a power of two.
+        """
+        self._exponents = {
+            name: scale_exponent(np.asarray(value), floor)
+            for name, value in reference.items()
+            if np.asarray(value).dtype.kind == "f"
+        }
+        super().__init__(reference, measured, self._exponents)
+        self._sums: list[GridSum] = []
+        self._buffer: Doubles = np.empty(min(PIECE, max((group.size for group in self._groups), default=0)))
+
+    def check(self, contribution: Arrays, weight: int) -> None:
+        """Check a whole contribution without adding any of it.
+
+        Raises:
+            ContributionError: see `ContributionMean.check`; also a value too far from its entry's scale.
+        """
+        entries = matching_entries(contribution, self._reference, weight)
+        readings = [group.read(entries) for group in self._groups]
+        self._far_groups(entries, [float(weight)] * len(readings), readings)
+
+    def partial(self, weighted_steps: int = 0) -> PartialSum:
+        """The sum so far, to be merged elsewhere.
+
+        Args:
+            weighted_steps: of FedNova, see `PartialSum`.
+
+        Raises:
+            ContributionError: nothing was added.
+        """
+        if self.count == 0:
+            raise ContributionError("no contribution was accepted")
+        low: dict[str, Integers] = {}
+        high: dict[str, Integers] = {}
+        for group, total in zip(self._groups, self._totals(), strict=True):
+            low |= group.entries_of(total.low())
+            far = total.high()
+            if far is not None:
+                high |= group.entries_of(far.copy())
+        maxima = {name: value.reshape(self._reference[name].shape) for name, value in self._maximum.items()}
+        return PartialSum(self.count, self.total_weight, weighted_steps, dict(self._exponents), low, high, maxima)
+
+    def merge(self, partial: PartialSum, judge: Judge | None = None) -> Measured:
+        """Check a partial sum that comes from outside, then add it.
+
+        Args:
+            partial: of a mean with this reference, floor and measured entries.
+            judge: is given the partial sum's mean as entries and what it measures; raises to refuse it.
+
+        Returns:
+            Norms and direction of the partial sum's mean; the factor is 1, as nothing is scaled.
+
+        Raises:
+            ContributionError: see `PartialSum.check`, also a mean that is not finite; nothing was added.
+        """
+        partial.check(self._reference, self._exponents)
+        if self.count + partial.count > MOST:
+            raise ContributionError(f"a mean is of at most {MOST} contributions, these would be one of more")
+        mean: dict[str, Array] = {}
+        for group in self._groups:
+            values = as_doubles(*_integers(group, partial), math.ldexp(1.0, group.exponent))
+            values /= partial.weight
+            mean |= group.split(values, 1.0)
+        measured = self._measured([group.read(mean) for group in self._groups], NO_LIMITS)
+        if judge is not None:
+            judge(mean, measured)
+        for group, total in zip(self._groups, self._totals(), strict=True):
+            total.merge(*_integers(group, partial))
+        for name, value in partial.maxima.items():
+            self._raise_maximum(name, value)
+        self.total_weight += partial.weight
+        self.count += partial.count
+        return measured
+
+    def _totals(self) -> list[GridSum]:
+        if not self._sums:
+            self._sums = [GridSum(group.size, group.exponent) for group in self._groups]
+        return self._sums
+
+    def _take(self, entries: Arrays, weights: list[float], limits: NormLimits) -> Measured:
+        """Add the pieces as they are read, and take them back where the whole is none to add as it is."""
+        if self.count == MOST:
+            raise ContributionError(f"a mean is of at most {MOST} contributions")
+        added: list[int] = []
+        near: frozenset[int] = frozenset()
+        try:
+            readings = self._add_pieces(entries, weights, near, added)
+            measured = self._measured(readings, limits)
+            scaled = [weight * measured.factor for weight in weights]
+            far = self._far_groups(entries, scaled, readings)
+        except BaseException:
+            self._take_back(entries, weights, near, added)
+            raise
+        if not far and measured.factor == 1:
+            return measured
+        self._take_back(entries, weights, near, added)
+        added = []
+        try:
+            self._add_pieces(entries, scaled, far, added)
+        except BaseException:
+            self._take_back(entries, scaled, far, added)
+            raise
+        return measured
+
+    def _add_pieces(
+        self, entries: Arrays, weights: list[float], far: frozenset[int], added: list[int]
+    ) -> list[Reading]:
+        """Read all groups and add each piece as it is read; `added` receives by group how many are in the sum."""
+        totals = self._totals()
+
+        def adding(index: int) -> Visit:
+            def add(start: int, piece: Floats) -> None:
+                totals[index].add(start, piece, weights[index], self._buffer, far=index in far)
+                added[index] += 1
+
+            added.append(0)
+            return add
+
+        return [group.read(entries, adding(index)) for index, group in enumerate(self._groups)]
+
+    def _take_back(self, entries: Arrays, weights: list[float], far: frozenset[int], added: list[int]) -> None:
+        with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+            for index, count in enumerate(added):
+                for start, piece in islice(self._groups[index].pieces(entries), count):
+                    self._sums[index].take_back(start, piece, weights[index], self._buffer, far=index in far)
+
+    def _far_groups(self, entries: Arrays, weights: list[float], readings: list[Reading]) -> frozenset[int]:
+        """Which groups hold a value beyond the range of one integer; the norm settles nearly all.
+
+        Raises:
+            ContributionError: a value is beyond that of two; names its entry.
+        """
+        far = set()
+        for index, (group, weight, reading) in enumerate(zip(self._groups, weights, readings, strict=True)):
+            scale = math.ldexp(1.0, group.exponent)
+            if _NORM_ROUNDED * reading.norm * weight <= NEAR * scale:
+                continue
+            for name in group.names:
+                largest = _largest(entries[name]) * weight
+                if largest > FAR * scale:
+                    raise ContributionError(
+                        f"entry {name} is {largest:.3g} with its weight, above {FAR * scale:.3g}, the most that fits "
+                        "into the server's sum; set federation.norm_bound, or lower training.learning_rate"
+                    )
+                if largest > NEAR * scale:
+                    far.add(index)
+        return frozenset(far)
 
     def _middle(self, index: int) -> Doubles:
-        values = self._sums[index].nearest()
+        values = self._totals()[index].nearest()
         values /= self.total_weight
         return values
+
+
+def _integers(group: EntryGroup, partial: PartialSum) -> tuple[Integers, Integers | None]:
+    """A group's vectors of a partial sum."""
+    high = None
+    if any(name in partial.high for name in group.names):
+        zeros = {name: np.zeros_like(partial.low[name]) for name in group.names}
+        high = group.vector({**zeros, **{name: value for name, value in partial.high.items() if name in zeros}})
+    return group.vector(partial.low), high
+
+
+def _largest(value: Array) -> float:
+    return max(float(value.max(initial=0)), -float(value.min(initial=0)))

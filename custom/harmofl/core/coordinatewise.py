@@ -4,8 +4,9 @@ import math
 
 import numpy as np
 
-from harmofl.core.aggregation import Arrays, ContributionError, ContributionMean
-from harmofl.core.exact_sum import PIECE, Doubles, Floats
+from harmofl.core.aggregation import ContributionMean, Measured, NormLimits
+from harmofl.core.contributions import Array, Arrays, ContributionError
+from harmofl.core.grid_sum import PIECE, Doubles
 
 FEWEST = 3  # the median of two is their mean
 
@@ -30,7 +31,7 @@ class CoordinatewiseMean(ContributionMean):
         """
         super().__init__(reference, measured)
         self._share = trimmed_share
-        self._held: dict[int, list[tuple[Floats, float]]] = {}
+        self._held: dict[int, list[tuple[Array, float]]] = {}
 
     @property
     def cut(self) -> int:
@@ -39,9 +40,13 @@ class CoordinatewiseMean(ContributionMean):
             return (self.count - 1) // 2
         return max(1, math.floor(self._share * self.count))
 
-    def _take(self, index: int, values: Floats, weight: float, factor: float) -> None:
-        # a copy: what was received may be a view of a whole message, or be written to
-        self._held.setdefault(index, []).append((values.copy(), factor))
+    def _take(self, entries: Arrays, weights: list[float], limits: NormLimits) -> Measured:
+        measured = self._measured([group.read(entries) for group in self._groups], limits)
+        # copies: what was received may be a view of a whole message, or be written to
+        vectors = [group.vector(entries) for group in self._groups]
+        for index, values in enumerate(vectors):
+            self._held.setdefault(index, []).append((values, measured.factor))
+        return measured
 
     def _middle(self, index: int) -> Doubles:
         held, cut = self._held[index], self.cut

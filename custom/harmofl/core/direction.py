@@ -1,20 +1,19 @@
 """Whether a vector is finite, how long it is and where it points, from one read of it."""
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
-Floats = NDArray[np.floating]
-Doubles = NDArray[np.float64]
+from harmofl.core.grid_sum import PIECE, Doubles, Floats
+
+Pieces = Callable[[], Iterable[tuple[int, Floats]]]  # gives a vector anew each time: begin of each piece and its values
+Visit = Callable[[int, Floats], object]
 
 WIDTH = 1_024  # numbers that a direction is kept in
-_SLAB = 131_072  # elements read at a time: they stay in a core's cache while they are looked at twice
 _SHARED = 16  # rows of a block that share the signs of their columns
-_HALF_INFINITE = 0x7C00  # the exponent of infinity and NaN in float16
 _LEAST, _MOST = 1e-30, 1e30  # sums of squares between which float32 loses nothing that counts
-_PIECE = 65_536
 
 
 @dataclass(frozen=True)
@@ -54,46 +53,47 @@ class VectorReader:
         if generator is not None:
             blocks = math.ceil(size / self._block)
             rows = _random_signs(generator, blocks * self._shared)
-            # each slab takes its columns' signs one further on, so that no two blocks have the same
-            slabs = math.ceil(size / _SLAB)
-            columns = _random_signs(generator, min(blocks, _SLAB // self._block) * WIDTH + slabs)
+            # each piece takes its columns' signs one further on, so that no two blocks have the same
+            pieces = math.ceil(size / PIECE)
+            columns = _random_signs(generator, min(blocks, PIECE // self._block) * WIDTH + pieces)
             self._signs = rows.reshape(blocks, 1, self._shared), columns
 
-    def read(self, values: Floats, kind: np.dtype[np.generic]) -> Reading | None:
+    def read(self, pieces: Pieces, kind: np.dtype[np.generic], visit: Visit | None = None) -> Reading | None:
         """Read a vector once; None where a value is not finite in `kind`, a type of floats.
 
         Only a vector whose squares leave the range of float32 is read again, in float64.
+
+        Args:
+            pieces: of the vector, all but the last of `PIECE` elements, float32 or float64.
+            kind: type of floats.
+            visit: is given each piece once, while it is in the processor's cache.
         """
         with np.errstate(over="ignore", invalid="ignore", under="ignore"):
-            work = np.dtype(np.float64) if kind.itemsize == 8 else np.dtype(np.float32)
-            squares, direction = self._sums(values, work, 1.0)
-            # a float64 beyond float32 is infinite in float32; of float16 the same is told from its bits
+            squares, direction = self._sums(pieces(), 1.0, visit)
+            # a float64 beyond float32 is infinite in float32; of float16 that takes a look of its own
             if _LEAST < squares < _MOST and kind.itemsize > 2:
                 return Reading(_six_digits(math.sqrt(squares)), direction)
-            if not all_finite(values, kind):
+            if not all(all_finite(piece, kind) for _, piece in pieces()):
                 return None
-            top = max(
-                (float(np.abs(values[start : start + _PIECE]).max()) for start in range(0, values.size, _PIECE)),
-                default=0.0,
-            )
+            top = max((float(np.abs(piece).max()) for _, piece in pieces()), default=0.0)
             if top == 0:
                 return Reading(0.0, np.zeros(WIDTH))
-            squares, direction = self._sums(values, np.dtype(np.float64), top)
+            squares, direction = self._sums(pieces(), top, None)
             return Reading(_six_digits(top * math.sqrt(squares)), top * direction)
 
-    def _sums(self, values: Floats, work: np.dtype[np.floating], top: float) -> tuple[float, Doubles]:
+    def _sums(self, pieces: Iterable[tuple[int, Floats]], top: float, visit: Visit | None) -> tuple[float, Doubles]:
         """Sum of squares and projection of values / top."""
         squares, direction = 0.0, np.zeros(WIDTH)
-        for start in range(0, values.size, _SLAB):
-            part = values[start : start + _SLAB]
-            if part.dtype != work or top != 1:
-                part = part.astype(work) if top == 1 else part / np.float64(top)
+        for start, piece in pieces:
+            part = piece if top == 1 else piece / np.float64(top)
             whole = part.size // self._block * self._block
             squares += self._add(part[:whole], start, direction)
             if whole < part.size:
-                padded = np.zeros(self._block, work)
+                padded = np.zeros(self._block, part.dtype)
                 padded[: part.size - whole] = part[whole:]
                 squares += self._add(padded, start + whole, direction)
+            if visit is not None:
+                visit(start, piece)
         return squares, direction
 
     def _add(self, part: Floats, start: int, direction: Doubles) -> float:
@@ -102,8 +102,8 @@ class VectorReader:
             return 0.0
         rows = part.reshape(-1, WIDTH)
         if self._signs is not None:
-            slab, first = start // _SLAB, start // self._block
-            offset = slab + start % _SLAB // self._block * WIDTH
+            piece, first = start // PIECE, start // self._block
+            offset = piece + start % PIECE // self._block * WIDTH
             count = part.size // self._block
             of_rows = self._signs[0][first : first + count]
             added = np.matmul(of_rows, part.reshape(count, self._shared, WIDTH)).reshape(count, WIDTH)
@@ -114,11 +114,11 @@ class VectorReader:
 
 def all_finite(values: Floats, kind: np.dtype[np.generic]) -> bool:
     """Whether all values are finite in a type of floats."""
-    pieces = (values[start : start + _PIECE] for start in range(0, values.size, _PIECE))
-    if values.itemsize == 2:  # bits: NumPy's own test of float16 takes ten times as long
-        return not any((piece.view(np.uint16) & _HALF_INFINITE).max() == _HALF_INFINITE for piece in pieces)
     # a float64 beyond float32 is not finite in the mean
-    return all(bool(np.isfinite(piece.astype(kind, copy=False)).all()) for piece in pieces)
+    return all(
+        bool(np.isfinite(values[start : start + PIECE].astype(kind, copy=False)).all())
+        for start in range(0, values.size, PIECE)
+    )
 
 
 def cosine_to_rest(directions: dict[str, Doubles]) -> dict[str, float]:

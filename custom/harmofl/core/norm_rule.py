@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harmofl.core.aggregation import Measured, NormLimits
-from harmofl.core.exact_sum import Doubles
+from harmofl.core.grid_sum import Doubles
 from harmofl.experiment import TrainingSettings
 
 # A site whose steps point anywhere moves by the root of their number, so that with 25 times fewer steps than another

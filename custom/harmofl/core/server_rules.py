@@ -1,7 +1,6 @@
 """From the sites' differences to the next global model: plain mean, FedNova and FedAdam."""
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from functools import partial
 
@@ -9,14 +8,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harmofl.core.aggregation import ContributionError, ContributionMean, StreamingMean
+from harmofl.core.aggregation import ContributionMean, Measured, StreamingMean
+from harmofl.core.contributions import ContributionError
 from harmofl.core.coordinatewise import CoordinatewiseMean
 from harmofl.core.norm_rule import NormRule, SentDifference, whole_norm
+from harmofl.core.partial_sum import PartialSum
 from harmofl.experiment import FederationSettings, TrainingSettings
 
 Arrays = Mapping[str, np.ndarray]
 Moments = dict[str, dict[str, Tensor]]
+Tau = Callable[[int], int]
 _ROUNDED = 1e-6  # a part of the number: float32 has 24 bits
+_TAU_UNITS = 2**20  # in a step: tau is a whole number of them, so that sums of weight times tau are exact
+_LONGER = 1.001  # norms are rounded, and so are the means whose norm is taken
+_USUAL_TAU = 2**16  # steps: differences are summed as they would be after so many
 
 
 def local_steps(steps: int, momentum: float) -> float:
@@ -34,74 +39,146 @@ def local_steps(steps: int, momentum: float) -> float:
     return (steps - momentum * (1 - momentum**steps) / (1 - momentum)) / (1 - momentum)
 
 
+def _tau_units(steps: int, momentum: float) -> int:
+    """FedNova's tau in units of 2^-20 steps."""
+    return round(_TAU_UNITS * local_steps(steps, momentum))
+
+
+class RunningVariances:
+    """The running variances that a round began with: no training makes one negative."""
+
+    def __init__(self, variances: Arrays) -> None:
+        """Keep them as one vector.
+
+        Args:
+            variances: name -> array of the model that was sent.
+        """
+        self._before = {name: np.asarray(value) for name, value in variances.items()}
+        together = [value.reshape(-1) for value in self._before.values()]
+        before = np.concatenate(together) if together else np.zeros(0, np.float32)
+        # the difference of two float32 numbers, each rounded
+        self._least = before * np.asarray(-(1 + _ROUNDED), before.dtype)
+
+    def refuse_negative(self, difference: Arrays) -> None:
+        """Refuse a difference that would put one below 0.
+
+        Raises:
+            ContributionError: names the first such entry.
+        """
+        changes = [np.asarray(difference.get(name)) for name in self._before]
+        if not changes:
+            return
+        formed = all(
+            change.shape == before.shape and change.dtype.kind == "f"
+            for change, before in zip(changes, self._before.values(), strict=True)
+        )
+        if not formed:
+            return  # refused later, by its form
+        below = np.concatenate([change.reshape(-1) for change in changes]) < self._least
+        if below.any():
+            stops = np.cumsum([change.size for change in changes])
+            name = list(self._before)[int(np.searchsorted(stops, int(below.argmax()), side="right"))]
+            raise ContributionError(f"entry {name} would be a variance below 0")
+
+
 class RoundMean:
     """The mean of one round's differences, by steps where the rule asks for it; a refused one leaves no trace.
 
     With `tau`, parameters are averaged as FedNova does: the weighted mean of d_i / tau_i times the weighted mean of
     tau_i. All other entries are averaged as they are: a running statistic is no sum of gradients. A difference beyond
     the limits of `norms` is scaled down first, which depends on this difference and the round before alone.
+
+    FedNova's parameters are summed as d_i 2^16 / tau_i, and their mean is multiplied by that of tau / 2^16: so the
+    error of the common grid, 2^-30 scales (`harmofl.core.grid_sum`), is multiplied by less than 1 up to a mean tau of
+    65,536 steps. Weight times 2^16 / tau takes the place of the weight in what is said there of products and range.
     """
 
     def __init__(
         self,
         mean: ContributionMean,
         parameters: frozenset[str],
-        tau: Callable[[int], float] | None,
+        tau: Tau | None,
         norms: NormRule,
         variances: Arrays,
     ) -> None:
-        """Prepare for differences like the reference of `mean`, which is empty still, to models with `variances`."""
+        """Prepare for differences like the reference of `mean`, which is empty still, to models with `variances`.
+
+        Args:
+            mean: measures the parameters.
+            parameters: entries that gradients move.
+            tau: by steps FedNova's tau, in units of 2^-20 steps.
+            norms: limits of the round.
+            variances: running variances that it began with.
+        """
         self._parameters, self._tau, self._norms, self._mean = parameters, tau, norms, mean
-        self._variances = variances
-        self._weighted_steps: list[float] = []
-        self._weights: list[float] = []
+        self._variances = RunningVariances(variances)
+        self._weighted_steps = 0
 
     @property
     def count(self) -> int:
         """How many differences are in it."""
         return self._mean.count
 
-    def add(self, difference: Arrays, weight: float, steps: int) -> SentDifference:
+    def add(self, difference: Arrays, weight: int, steps: int) -> SentDifference:
         """Check a whole difference, then add it.
 
         Args:
             difference: name -> change of the entry.
-            weight: in the mean.
+            weight: in the mean, a whole number.
             steps: training steps that moved the weights.
 
         Returns:
             Its norm per step, and whether it is an outlier.
 
         Raises:
-            ContributionError: see `ContributionMean.check`; also no number of steps where the rule needs one, and a
+            ContributionError: see `StreamingMean.check`; also no number of steps where the rule needs one, and a
                 running variance that would be below 0 at the site, which no training makes.
         """
-        self._refuse_negative_variances(difference)
+        self._variances.refuse_negative(difference)
         tau = self._tau(steps) if self._tau is not None else None
         counted = self._norms.counted(steps)
-        limits = self._norms.limits(counted)
-        if tau is None:
-            return self._norms.judged(self._mean.add(difference, weight, limits), counted)
-        self._mean.check(difference, weight)
-        per_step = {
-            name: np.asarray(value, np.float64) / tau if name in self._parameters else value
-            for name, value in difference.items()
-        }
-        measured = self._mean.add(
-            per_step, weight, replace(limits, norm=limits.norm / tau, scaled_norm=limits.scaled_norm / tau)
-        )
-        self._weighted_steps.append(weight * tau)
-        self._weights.append(weight)
-        return self._norms.judged(replace(measured, norm=measured.norm * tau), counted)
+        share = 1.0 if tau is None else _USUAL_TAU * _TAU_UNITS / tau
+        measured = self._mean.add(difference, weight, self._norms.limits(counted), share)
+        self._weighted_steps += int(weight) * (tau or 0)
+        return self._norms.judged(measured, counted)
 
-    def _refuse_negative_variances(self, difference: Arrays) -> None:
-        for name, before in self._variances.items():
-            change = np.asarray(difference.get(name))
-            if change.shape != before.shape or change.dtype.kind != "f":
-                continue  # refused later, by its form
-            # the difference of two float32 numbers, each rounded
-            if bool((before + change.astype(np.float64) < -_ROUNDED * before).any()):
-                raise ContributionError(f"entry {name} would be a variance below 0")
+    def partial(self) -> PartialSum:
+        """What was added so far, for a mean of the same round elsewhere.
+
+        Raises:
+            ContributionError: nothing was added, or the mean is none of sums.
+        """
+        return self._streaming().partial(self._weighted_steps)
+
+    def merge(self, partial: PartialSum, steps: Collection[int]) -> Measured:
+        """Check a partial sum, then add it.
+
+        Args:
+            partial: of a mean of this round elsewhere, opened with the same model and norms of the round before.
+            steps: of each difference in it, the training steps that moved the weights.
+
+        Returns:
+            Norm and direction of its mean.
+
+        Raises:
+            ContributionError: see `StreamingMean.merge`; also steps that do not belong to it, a mean longer than any of
+                its differences may be, or one that puts a running variance below 0.
+        """
+        partial.check_numbers()
+        if len(steps) != partial.count:
+            raise ContributionError(f"steps of {len(steps)} sites came with a sum of {partial.count}")
+        taus = None if self._tau is None else [self._tau(taken) for taken in steps]
+        least, most = (0, 0) if taus is None else (min(taus) * partial.weight, max(taus) * partial.weight)
+        if not least <= partial.weighted_steps <= most:
+            raise ContributionError("the weighted steps of the partial sum are none that its sites' steps make")
+
+        def judge(mean: Arrays, measured: Measured) -> None:
+            self._variances.refuse_negative(mean)
+            self._refuse_long(measured, partial, steps, taus)
+
+        measured = self._streaming().merge(partial, judge)
+        self._weighted_steps += partial.weighted_steps
+        return measured
 
     def mean(self) -> dict[str, np.ndarray]:
         """The mean difference.
@@ -109,11 +186,29 @@ class RoundMean:
         Raises:
             ContributionError: nothing was added.
         """
-        if self._tau is None or not self._weights:
+        if self._tau is None or not self._mean.count:
             return self._mean.mean()
-        # fsum rounds once, so that the order of arrival changes nothing
-        effective = math.fsum(self._weighted_steps) / math.fsum(self._weights)
-        return self._mean.mean(dict.fromkeys(self._parameters, effective))
+        return self._mean.mean(self._weighted_steps / (_USUAL_TAU * _TAU_UNITS * self._mean.total_weight))
+
+    def _streaming(self) -> StreamingMean:
+        if not isinstance(self._mean, StreamingMean):
+            raise ContributionError("federation.aggregation: only 'mean' has partial sums")
+        return self._mean
+
+    def _refuse_long(
+        self, measured: Measured, partial: PartialSum, steps: Collection[int], taus: list[int] | None
+    ) -> None:
+        """Each of its differences was within its limits or scaled to them, and so is their mean."""
+        limits = [self._norms.limits(self._norms.counted(taken)) for taken in steps]
+        shares = [1.0] * len(limits) if taus is None else [_USUAL_TAU * _TAU_UNITS / tau for tau in taus]
+        norm = max(limit.norm * share for limit, share in zip(limits, shares, strict=True))
+        rest = max(limit.rest_norm for limit in limits)
+        for what, told, most in (("parameters", measured.norm, norm), ("statistics", measured.rest_norm, rest)):
+            if told > _LONGER * most:
+                raise ContributionError(
+                    f"the mean change of the {what} of {partial.count} sites is {told:.3g} long, above {most:.3g}, "
+                    "which federation.norm_bound lets none of them be; look at that relay"
+                )
 
 
 class ServerRule:
@@ -150,7 +245,7 @@ class ServerRule:
         self._settings, self._training, self._parameters = federation, training, parameters
         self._variances = variances
         momentum = training.momentum if training.optimizer == "sgd" else 0.0
-        self._tau = partial(local_steps, momentum=momentum) if federation.server_optimizer == "nova" else None
+        self._tau = partial(_tau_units, momentum=momentum) if federation.server_optimizer == "nova" else None
         self.moments: Moments = {}
 
     def open_round(
@@ -159,14 +254,14 @@ class ServerRule:
         """The mean of a round that began with these weights.
 
         Args:
-            weights: name -> array.
+            weights: name -> array of the model that was sent.
             usual: norm per step of the round before (`usual_norm`), None where there is none.
             usual_steps: of the round before (`harmofl.core.norm_rule.usual_steps`).
             first: whether it is the first round.
         """
         share = self._settings.trimmed_share if self._settings.aggregation == "trimmed_mean" else None
         mean = (
-            StreamingMean(weights, self._parameters)
+            StreamingMean(weights, self._parameters, self._settings.scale_floor)
             if self._settings.aggregation == "mean"
             else CoordinatewiseMean(weights, self._parameters, share)
         )

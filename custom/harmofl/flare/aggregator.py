@@ -9,7 +9,8 @@ from nvflare.app_common.abstract.aggregator import Aggregator
 from nvflare.app_common.abstract.model import ModelLearnableKey
 from nvflare.app_common.app_constant import AppConstants
 
-from harmofl.core.aggregation import ContributionError, StreamingMean
+from harmofl.core.aggregation import StreamingMean
+from harmofl.core.contributions import ContributionError
 from harmofl.core.server_rules import RoundMean
 from harmofl.core.spectra import statistic_shape
 from harmofl.evidence.results import NoiseStatement

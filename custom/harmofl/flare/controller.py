@@ -19,7 +19,7 @@ from nvflare.app_common.app_event_type import AppEventType
 from nvflare.app_common.workflows.scatter_and_gather import ScatterAndGather
 from nvflare.widgets.info_collector import InfoCollector
 
-from harmofl.core.aggregation import ContributionError
+from harmofl.core.contributions import ContributionError
 from harmofl.data.findings import count_text
 from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering

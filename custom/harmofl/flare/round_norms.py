@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-from harmofl.core.aggregation import ContributionError
+from harmofl.core.contributions import ContributionError
 from harmofl.core.direction import cosine_to_rest
 from harmofl.core.norm_rule import usual_norm, usual_steps
 from harmofl.core.server_rules import RoundMean
@@ -49,7 +49,7 @@ def taken_steps(update: UpdateMessage) -> int:
     return int(update.numbers.get("steps", 0)) - int(update.numbers.get("skipped_steps", 0))
 
 
-def contribution_weight(update: UpdateMessage, run: ServerRun) -> float:
+def contribution_weight(update: UpdateMessage, run: ServerRun) -> int:
     """1 for every site (the paper's tables), or its number of training images.
 
     Raises:

@@ -5,7 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from harmofl.core.aggregation import ContributionError, StreamingMean
+from harmofl.core.aggregation import StreamingMean
+from harmofl.core.contributions import ContributionError
+from harmofl.core.grid_sum import GridSum
 
 
 def bits(array):
@@ -99,14 +101,70 @@ def test_a_value_that_cannot_be_read_changes_nothing():
 
 
 @pytest.mark.parametrize(
-    "weight", [0, 0.0, -1, -0.5, math.nan, math.inf, -math.inf, 1e300, 10**400, True, None, "1", 1j]
+    "weight", [0, 0.0, -1, -0.5, 0.25, 3.0, math.nan, math.inf, -math.inf, 2**41, 10**400, True, None, "1", 1j]
 )
-def test_a_weight_that_is_not_positive_and_finite_is_refused(weight):
+def test_a_weight_that_is_no_whole_number_from_1_on_is_refused(weight):
     mean = healthy()
     before = state_of(mean)
-    with pytest.raises(ContributionError, match="weight .* is not a positive finite number"):
+    with pytest.raises(ContributionError, match="weight .* is not a whole number from 1"):
         mean.add(contribution(9.0), weight)
     assert state_of(mean) == before
+
+
+def test_what_does_not_fit_is_refused_by_entry_and_leaves_no_bit():
+    mean = healthy()
+    before = state_of(mean)
+    broken = contribution(9.0) | {"conv.bias": np.array(1e30, np.float32)}
+    for act in (mean.add, mean.check):
+        # 2^54 scales of 1 are 1.8e16
+        with pytest.raises(ContributionError, match=r"conv.bias is 3e\+30 with its weight, above 1.8e\+16") as caught:
+            act(broken, 3)
+        assert "set federation.norm_bound" in str(caught.value) and "\n" not in str(caught.value)
+        assert state_of(mean) == before
+
+
+def test_what_fits_depends_on_the_contribution_alone():
+    at_the_end = contribution() | {"conv.bias": np.array(2.0**54, np.float32)}
+    beyond = contribution() | {"conv.bias": np.array(2.0**54 * (1 + 2.0**-23), np.float32)}
+    for others in (0, 50):
+        mean = StreamingMean(reference())
+        for _ in range(others):
+            mean.add(at_the_end, 1)
+        with pytest.raises(ContributionError, match="conv.bias"):
+            mean.add(beyond, 1)
+        with pytest.raises(ContributionError, match="conv.bias"):
+            mean.add(at_the_end, 2)
+        mean.add(at_the_end, 1)
+        assert mean.mean()["conv.bias"] == 2.0**54
+
+
+def test_a_failure_in_the_middle_of_the_sum_leaves_no_bit(monkeypatch):
+    # one scale is 1, the other 16: two vectors
+    mean = StreamingMean(reference() | {"later": np.full(3, 9.0, np.float32)})
+    sent = contribution(3.0) | {"later": np.ones(3, np.float32)}
+    mean.add(sent, 2)
+    before, calls, add = state_of(mean), [], GridSum.add
+
+    def failing(self, *arguments, **named):
+        calls.append(self.scale)
+        if len(calls) == 2:
+            raise MemoryError
+        add(self, *arguments, **named)
+
+    monkeypatch.setattr(GridSum, "add", failing)
+    with pytest.raises(MemoryError):
+        mean.add(contribution(4.0) | {"later": np.ones(3, np.float32)}, 1)
+    monkeypatch.undo()
+    assert calls == [1.0, 16.0] and state_of(mean) == before
+
+
+def test_more_contributions_than_the_sum_has_room_for_are_refused():
+    mean = StreamingMean({"w": np.zeros(1, np.float32)})
+    for _ in range(4095):
+        mean.add({"w": np.ones(1, np.float32)}, 1)
+    with pytest.raises(ContributionError, match="at most 4095 contributions"):
+        mean.add({"w": np.ones(1, np.float32)}, 1)
+    assert mean.mean()["w"].tolist() == [1.0]
 
 
 def test_checking_alone_adds_nothing():

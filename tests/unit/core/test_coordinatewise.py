@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harmofl.core.aggregation import ContributionError
+from harmofl.core.contributions import ContributionError
 from harmofl.core.coordinatewise import CoordinatewiseMean
 from harmofl.core.server_rules import ServerRule
 from harmofl.experiment import FederationSettings, TrainingSettings

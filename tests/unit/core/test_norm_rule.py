@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from harmofl.core.aggregation import ContributionError
+from harmofl.core.contributions import ContributionError
 from harmofl.core.norm_rule import OUTLIER, adam_reach, usual_norm
 from harmofl.core.server_rules import ServerRule
 from harmofl.experiment import FederationSettings, TrainingSettings
@@ -73,9 +73,16 @@ def test_the_steps_that_were_taken_count():
 
 def test_without_a_bound_an_outlier_is_named_and_added_as_it_is():
     opened = rule(norm_bound=None).open_round(model(), 0.05, first=False)
-    sent = opened.add(change(1e30), 1, 1)
-    assert sent.factor == 1 and "(federation.norm_bound is null)" in sent.note and "1e+30" in sent.note
-    assert opened.mean()["w"][1] == np.float32(1e30)
+    sent = opened.add(change(1e9), 1, 1)
+    assert sent.factor == 1 and "(federation.norm_bound is null)" in sent.note and "1e+09" in sent.note
+    assert opened.mean()["w"][1] == np.float32(1e9)
+
+
+def test_without_a_bound_what_does_not_fit_into_the_sum_is_refused():
+    opened = rule(norm_bound=None).open_round(model(), 0.05, first=False)
+    with pytest.raises(ContributionError, match=r"entry w is 1e\+30 with its weight.*set federation.norm_bound"):
+        opened.add(change(1e30), 1, 1)
+    assert opened.count == 0
 
 
 def test_1e30_becomes_a_usual_difference():

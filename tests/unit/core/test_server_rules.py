@@ -1,12 +1,14 @@
 """Mean, FedNova and FedAdam against closed forms and against the published algorithms in float64 NumPy. C11."""
 
 import itertools
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 
-from harmofl.core.aggregation import ContributionError, StreamingMean
+from harmofl.core.aggregation import StreamingMean
+from harmofl.core.contributions import ContributionError
 from harmofl.core.server_rules import ServerRule, apply_difference, local_steps
 from harmofl.experiment import FederationSettings, TrainingSettings
 
@@ -100,6 +102,23 @@ def test_fednova_is_the_published_formula(momentum):
         parts = [p / tau * d[name].astype(float) for p, tau, d in zip(shares, taus, differences, strict=True)]
         expected = (shares * taus).sum() * np.sum(parts, axis=0)
         np.testing.assert_allclose(nova[name], expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("steps", [(1, 3), (60_000, 5), (65_536, 65_536)])
+def test_fednova_s_mean_is_as_near_as_the_plain_one(steps):
+    """Divided by tau, rounded and multiplied by the mean tau: within 2^-30 scales up to 65,536 steps."""
+    generator = np.random.default_rng(3)
+    sent = [(1e-3 * generator.standard_normal(500)).astype(np.float32) for _ in steps]
+    opened = rule("nova", frozenset({"w"}), momentum=0.0).open_round({"w": np.full(500, 0.05, np.float32)})
+    for value, taken in zip(sent, steps, strict=True):
+        opened.add({"w": value}, 1, taken)
+    found = opened.mean()["w"]
+    for index in range(500):
+        parts = [Fraction(float(value[index])) / taken for value, taken in zip(sent, steps, strict=True)]
+        exact = Fraction(sum(steps), 2) * sum(parts) / 2
+        # 2^-53 of each product and half a digit of the float32 come on top
+        slack = Fraction(1, 2**24) * abs(exact) + Fraction(1, 2**40)
+        assert abs(Fraction(float(found[index])) - exact) <= Fraction(1, 2**30) + slack
 
 
 def test_c11_running_statistics_and_counters_are_no_sums_of_gradients():

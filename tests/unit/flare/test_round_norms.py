@@ -1,5 +1,7 @@
 """Norms and outliers of a run: what a site claims, what the record keeps, what is said when a score falls."""
 
+import re
+
 import numpy as np
 import pytest
 from nvflare.apis.client import Client
@@ -111,11 +113,23 @@ def test_steps_that_no_machine_takes_are_refused(opened, answer):
 def test_without_a_bound_it_is_named_in_log_and_record(opened, answer, caplog):
     aggregator, run, context = opened(RUNNING | {"federation.norm_bound": None})
     with_toy_parameters(run)
-    for site, value in {"A": 0.1, "B": 0.1, "C": 1e30}.items():
+    for site, value in {"A": 0.1, "B": 0.1, "C": 1e9}.items():
         assert aggregator.accept(answer(site, difference(value)), context)
-    assert "C is an outlier in round 4: norm 2.65e+29 a step is above" in caplog.text
+    assert "C is an outlier in round 4: norm 2.65e+08 a step is above" in caplog.text
     record = close_round(run, 4, ["A", "B", "C"])
     assert list(record.outliers) == ["C"] and record.scaled == {}
+
+
+def test_without_a_bound_what_does_not_fit_into_the_sum_is_refused_by_site_and_entry(opened, answer, caplog):
+    aggregator, run, context = opened(RUNNING | {"federation.norm_bound": None})
+    with_toy_parameters(run)
+    assert aggregator.accept(answer("A", difference(0.1)), context)
+    before = aggregate(aggregator, context)
+    assert not aggregator.accept(answer("C", difference(1e30)), context)
+    assert re.match(r"entry \w+ is 1e\+30 with its weight, above .*; set federation.norm_bound", run.refused["C"])
+    assert "C: contribution refused: entry" in caplog.text
+    after = aggregate(aggregator, context)
+    assert all(np.array_equal(after[name], value) for name, value in before.items()), "the others are not harmed"
 
 
 @pytest.mark.parametrize(("images", "epochs", "steps"), [(12, 1, 3), (13, 1, 4), (24, 2, 6), (26, 2, 8)])

@@ -13,7 +13,7 @@ from harmofl.flare.rule_memory import keep_rules, refuse_other_rules
 from harmofl.flare.site import SiteError
 from harmofl.flare.state import Checkpoint, SiteState, save_atomically
 
-BEFORE_NUMBERS = "amplitude rule 1, reading rule 1, split rule 1, training rule 1"
+BEFORE_NUMBERS = "amplitude rule 1, reading rule 1, split rule 1, sum rule 1, training rule 1"
 NOW = ", ".join(f"{name} rule {RULES[name]}" for name in sorted(RULES))
 
 

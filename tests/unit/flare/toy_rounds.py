@@ -19,6 +19,7 @@ from harmofl.flare.site import SiteConfig
 from harmofl.flare.wire import ModelMessage, UpdateMessage, pack_update, unpack_update
 from harmofl.tasks import load_task, untrained_network
 from tests.loose_limits import LOOSE
+from tests.rounded_mean import rounded_mean
 
 Arrays = dict[str, np.ndarray]
 
@@ -81,19 +82,17 @@ class HandRounds:
         }
 
     def round(self, number: int) -> None:
-        """Train everywhere, then give every network the mean of what is shared, by differences in float64."""
+        """Train everywhere, then give every network the mean of what is shared, as the server rounds it."""
         before = {name: value.clone() for name, value in next(iter(self.networks.values())).state_dict().items()}
         for name, network in self.networks.items():
             self._train(name, network, number)
         states = [network.state_dict() for network in self.networks.values()]
-        for key in before.keys() - self.local:
-            differences = torch.stack([state[key] - before[key] for state in states])
-            if before[key].is_floating_point():
-                moved = before[key] + differences.double().mean(0).float()
-            else:
-                moved = before[key] + differences.max(0).values
+        shared = {key: value for key, value in before.items() if key not in self.local}
+        differences = [{key: (state[key] - value).numpy() for key, value in shared.items()} for state in states]
+        mean = rounded_mean({key: value.numpy() for key, value in shared.items()}, differences)
+        for key, value in shared.items():
             for state in states:
-                state[key].copy_(moved)
+                state[key].copy_(value + torch.as_tensor(mean[key]))
 
     def _train(self, name: str, network: nn.Module, number: int) -> None:
         training = self.experiment.training
