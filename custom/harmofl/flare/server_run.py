@@ -74,6 +74,8 @@ class ServerRun:
     last_bytes: dict[str, int] = field(default_factory=dict)
     model_sha256: str = ""
     sent: dict[str, SentDifference] = field(default_factory=dict)  # of the round in progress
+    relay_cosine: dict[str, float] = field(default_factory=dict)  # of sites behind a relay, to its other sites
+    relays: dict[str, frozenset[str]] = field(default_factory=dict)  # that sum, and the sites behind each
     refused: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     task_begun: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - read when called
@@ -335,6 +337,24 @@ def refuse_relays(experiment: Experiment, clients: Collection[Client]) -> None:
             f"federation.aggregation '{experiment.federation.aggregation}' holds the differences of all sites, which a "
             f"federation with relays is too large for ({', '.join(behind)}: behind or above others); set it to 'mean'"
         )
+
+
+def relays_of(clients: Collection[Client]) -> dict[str, frozenset[str]]:
+    """By site that stands above others, and so sums, the sites directly below it; FLARE's site names say which.
+
+    Raises:
+        ExperimentError: a relay stands below another one, or is not connected.
+    """
+    ways = {client.name: str(client.get_fqsn() or client.name).split(".") for client in clients}
+    below: dict[str, set[str]] = {}
+    for site, way in ways.items():
+        if len(way) > 2:
+            raise ExperimentError(f"site {site} stands below {'.'.join(way[:-1])}: only one level of relays can sum")
+        if len(way) == 2:
+            below.setdefault(way[0], set()).add(site)
+    if missing := sorted(below.keys() - ways.keys()):
+        raise ExperimentError(f"{names_text(missing)}: the relay of other sites is not connected; start it")
+    return {relay: frozenset(sites) for relay, sites in below.items()}
 
 
 def _rounds_before(end: int, books: Path) -> Iterator[RoundRecord]:
