@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from nvflare.apis.client import ClientDictKey
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
@@ -259,7 +260,16 @@ def _demo_difference(site: str, server_demo: bool) -> str:
 
 
 def _count_sites(fl_ctx: FLContext) -> int | None:
-    """How many sites the server started this job at; None where FLARE does not say."""
+    """How many sites with data the server started this job at; None where FLARE does not say.
+
+    A relay is a client of FLARE's, too, but no hospital: four of them must not make a limit of five sites hold.
+    """
     meta = fl_ctx.get_prop(FLContextKey.JOB_META)
-    sites = meta.get(JobMetaKey.JOB_CLIENTS) if isinstance(meta, Mapping) else None
-    return len(sites) if isinstance(sites, list) else None
+    clients = meta.get(JobMetaKey.JOB_CLIENTS) if isinstance(meta, Mapping) else None
+    if not isinstance(clients, list):
+        return None
+    ways = [str(told.get(ClientDictKey.FQSN, "")) if isinstance(told, Mapping) else "" for told in clients]
+    relays = {site for way in ways for site in way.split(".")[:-1]}
+    names = [told.get(ClientDictKey.NAME) if isinstance(told, Mapping) else told for told in clients]
+    leaf = [not isinstance(told, Mapping) or told.get(ClientDictKey.IS_LEAF) is not False for told in clients]
+    return sum(is_leaf and name not in relays for name, is_leaf in zip(names, leaf, strict=True))

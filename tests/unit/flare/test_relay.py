@@ -1,23 +1,32 @@
 """A tree of relays, messages serialized as FLARE does: its model is that of the flat run, bit for bit."""
 
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from nvflare.apis.client import Client
-from nvflare.apis.fl_constant import ReservedKey
+from nvflare.apis.event_type import EventType
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext, FLContextManager
+from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable
+from nvflare.apis.signal import Signal
+from nvflare.apis.utils.event import fire_event_to_components
 from nvflare.app_common.abstract.model import make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
 from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
+from nvflare.fuel.utils.job_utils import build_client_hierarchy
 
 from harmofl.core.training import arrays_sha256
 from harmofl.experiment import ExperimentError, resolve, set_key
+from harmofl.flare import executor as executor_module
 from harmofl.flare.aggregator import HarmoFLAggregator
+from harmofl.flare.executor import HarmoFLExecutor
 from harmofl.flare.record import close_round
 from harmofl.flare.relay import RelayTask
 from harmofl.flare.relay_message import read_measure
@@ -222,6 +231,63 @@ def test_a_task_without_the_measure_of_the_round_is_refused(federations: Any) ->
         read_measure(Shareable())
 
 
+def as_a_relay(fl_ctx_of: str, sites: list[str], folder: Path) -> FLContext:
+    """The context of a site that stands above others, as FLARE's job process has it."""
+    context = FLContextManager(None, fl_ctx_of, "job", {}, {}).new_context()
+    clients = [client(fl_ctx_of, fl_ctx_of), *(client(site, f"{fl_ctx_of}.{site}") for site in sites)]
+    for key, value in (
+        (ReservedKey.IS_LEAF, False),
+        (FLContextKey.CLIENT_HIERARCHY, build_client_hierarchy(clients)),
+        (FLContextKey.APP_ROOT, str(folder)),
+        (FLContextKey.WORKSPACE_ROOT, str(folder)),
+        (FLContextKey.SIMULATE_MODE, True),
+    ):
+        context.set_prop(key, value, private=True)
+    return context
+
+
+@pytest.mark.parametrize("aborted", [False, True])
+def test_the_executor_of_a_relay_waits_for_its_sites_and_sends_their_sum(
+    federations: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, aborted: bool
+) -> None:
+    flat, tree = federations()
+    run, sites, relay = tree.run, TREE["relay-1"], "relay-1"
+    sent = {site: answer(site, 0, tree.weights) for site in SITES}
+    monkeypatch.setattr(executor_module, "resolve_job", lambda *_: run.experiment)
+    run.model_sha256 = arrays_sha256(tree.weights)
+    task = run.header(0).attach(pack_model(ModelMessage(tree.weights)))
+    round_measure(run).attach(task)
+    task.set_header(ReservedKey.TASK_ID, "task-1")
+    executor, context, signal = HarmoFLExecutor(), as_a_relay(relay, sites, tmp_path), Signal()
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(executor.execute, TRAIN_TASK, task, context, signal)
+        while not task.get_header(ReservedKey.TASK_IS_READY) and not waiting.done():
+            time.sleep(0.01)
+        for site in sites[: 2 if aborted else 4]:
+            deliver(executor, site, sent[site], "task-0")  # of another task: left out
+            deliver(executor, site, sent[site], "task-1")
+        signal.trigger(True) if aborted else None
+        result = waiting.result(timeout=30)
+    if aborted:
+        assert result.get_return_code() == ReturnCode.TASK_ABORTED
+        return
+    tree.round(0, dict(sent), lambda name, told: fobs.loads(fobs.dumps(result)) if name == relay else told)
+    flat.round(0, dict(sent))
+    assert arrays_sha256(tree.weights) == arrays_sha256(flat.weights)
+
+
+def deliver(executor: HarmoFLExecutor, site: str, result: Shareable, task_id: str) -> None:
+    """An answer, as `ClientRunner` hands it to the executor of a task."""
+    told = fobs.loads(fobs.dumps(result))
+    told.set_header(ReservedKey.TASK_ID, task_id)
+    context, peer = FLContextManager(None, "relay", "job", {}, {}).new_context(), FLContext()
+    peer.set_prop(ReservedKey.IDENTITY_NAME, site, private=False)
+    context.set_peer_context(peer)
+    context.set_prop(FLContextKey.TASK_RESULT, told, private=True, sticky=False)
+    fire_event_to_components(EventType.POST_TASK_RESULT_RECEIVED, [executor], context)
+    assert context.get_prop(FLContextKey.EVENT_PROCESSED)
+
+
 def client(name: str, fqsn: str) -> Client:
     """A client as FLARE knows it."""
     made = Client(name, "")
@@ -237,3 +303,15 @@ def test_who_sums_is_read_from_the_sites_own_names() -> None:
         relays_of([*clients, client("D", "R.A.D")])
     with pytest.raises(ExperimentError, match="Q: the relay of other sites is not connected"):
         relays_of([*clients, client("D", "Q.D")])
+
+
+def test_relays_are_no_sites_of_a_limit() -> None:
+    """A job at two hospitals and two relays is one at two hospitals, whatever the server says of leaves."""
+    clients = [client("R", "R"), client("A", "R.A"), client("Q", "Q"), client("B", "Q.B")]
+    clients[2].set_is_leaf(False)
+    context = FLContext()
+    meta = {JobMetaKey.JOB_CLIENTS: [one.to_dict() for one in clients]}
+    context.set_prop(FLContextKey.JOB_META, meta, private=True)
+    assert executor_module._count_sites(context) == 2
+    meta[JobMetaKey.JOB_CLIENTS] = [client(name, name).to_dict() for name in "ABC"]
+    assert executor_module._count_sites(context) == 3
