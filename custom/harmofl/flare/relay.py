@@ -11,6 +11,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.shareable import Shareable, make_reply
@@ -69,7 +70,12 @@ class RelayTask:
         self._bytes: dict[str, int] = {}
         self._mean: RoundMean | None = None
         if task_name == TRAIN_TASK:
-            weights, measure = unpack_model(task).weights, read_measure(task)
+            measure = read_measure(task)
+            # as the sites' networks hold it: a model may travel in float16
+            weights = {
+                name: value.astype(np.float32) if value.dtype == np.float16 else value
+                for name, value in unpack_model(task).weights.items()
+            }
             self._run.model_sha256 = arrays_sha256(weights)
             self._mean = self._run.rule.open_round(
                 weights, measure.usual, usual_steps=measure.usual_steps, first=measure.first

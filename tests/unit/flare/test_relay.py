@@ -45,7 +45,7 @@ class Federation:
 
     def __init__(self, written: dict[str, Any], folder: Path, relays: dict[str, list[str]]) -> None:
         folder.mkdir()
-        self.folder, self.tree = folder, relays
+        self.folder, self.tree, self.half = folder, relays, False
         self.run = ServerRun(resolve(written), False, folder, sorted(SITES), run_id="0123abcd")
         self.run.relays = {relay: frozenset(sites) for relay, sites in relays.items()}
         self.weights: Arrays = self.run.initial_weights()
@@ -72,7 +72,8 @@ class Federation:
         self.aggregator.reset(self.context)
 
     def _gathered(self, number: int, sites: list[str], answers: dict[str, Shareable]) -> Shareable:
-        task = self.run.header(number).attach(pack_model(ModelMessage(self.weights)))
+        sent = {name: value.astype(np.float16) for name, value in self.weights.items()} if self.half else self.weights
+        task = self.run.header(number).attach(pack_model(ModelMessage(sent)))
         round_measure(self.run).attach(task)
         received = fobs.loads(fobs.dumps(task))
         folder = self.folder / sites[0]
@@ -154,6 +155,17 @@ def test_the_model_of_a_tree_is_that_of_the_flat_run(federations: Any, settings:
     )
     assert list(one.outliers) == ["S12"] and one.bytes_sent == other.bytes_sent
     assert set(other.cosine) == set(SITES)
+
+
+def test_a_model_that_travels_in_float16_is_the_same_at_a_relay(federations: Any) -> None:
+    flat, tree = federations()
+    halves = {name: value.astype(np.float16).astype(np.float32) for name, value in flat.weights.items()}
+    flat.weights, tree.weights, tree.half = halves, dict(halves), True
+    sent = {site: answer(site, 0, halves) for site in SITES}
+    flat.round(0, dict(sent))
+    tree.round(0, dict(sent))
+    assert tree.run.rounds[0].sites_accepted == SITES
+    assert arrays_sha256(tree.weights) == arrays_sha256(flat.weights)
 
 
 def test_sites_that_failed_or_are_silent_are_named_with_their_relay(federations: Any) -> None:
