@@ -291,7 +291,7 @@ def read_rounds(path: Path) -> list[RoundRecord]:
 def iterate_rounds(path: Path) -> Iterator[RoundRecord]:
     """The records of round_metrics.jsonl, one at a time, so that those of many rounds and sites need no memory.
 
-    A last line without its end was being written when the process was killed: that round had not closed.
+    A last line without its end, behind others, was being written when the process was killed: that round had not closed.
 
     Raises:
         ResultsError: see `read_rounds`.
@@ -300,9 +300,11 @@ def iterate_rounds(path: Path) -> Iterator[RoundRecord]:
         try:
             yield RoundRecord.model_validate_json(line)
         except ValidationError as error:
+            if number > 1 and not line.endswith("\n"):
+                return
             raise ResultsError(f"{path}: line {number}: {error.errors()[0]['msg']}") from None
 
 
 def _lines_of(path: Path) -> Iterator[str]:
     with _readable(path), path.open(encoding="utf-8") as file:
-        yield from (line for line in file if line.endswith("\n"))
+        yield from file
