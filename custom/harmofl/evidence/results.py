@@ -291,7 +291,7 @@ def read_rounds(path: Path) -> list[RoundRecord]:
 def iterate_rounds(path: Path) -> Iterator[RoundRecord]:
     """The records of round_metrics.jsonl, one at a time, so that those of many rounds and sites need no memory.
 
-    A last line without its end, behind others, was being written when the process was killed: that round had not closed.
+    A last line without its end, behind others, was being written when the process was killed: no such round was closed.
 
     Raises:
         ResultsError: see `read_rounds`.

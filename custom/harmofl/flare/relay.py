@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
-from nvflare.apis.shareable import Shareable, make_reply
+from nvflare.apis.shareable import ReservedHeaderKey, Shareable, make_reply
 from nvflare.apis.signal import Signal
 
 from harmofl.core.contributions import ContributionError
@@ -29,7 +29,7 @@ from harmofl.flare.relay_message import GatheredAnswers, SiteNotes, pack_gathere
 from harmofl.flare.round_norms import add_difference
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.task_header import TRAIN_TASK, TaskHeader
-from harmofl.flare.wire import UpdateMessage, payload_bytes, read_error, unpack_model, unpack_update
+from harmofl.flare.wire import UpdateMessage, pack_model, payload_bytes, read_error, unpack_model, unpack_update
 from harmofl.sections import outside_text
 
 POLL = 0.25  # seconds between two looks at whether all have answered
@@ -148,10 +148,18 @@ def sites_below(fl_ctx: FLContext) -> list[str]:
     return [] if node is None else sorted(child.obj.name for child in node.children)
 
 
+def _pack_again(data: Shareable) -> None:
+    """Pack a model's small arrays together: FLARE sends each of those that it has unpacked as a file of its own."""
+    if len(data) > 1:  # the task `amplitude` has headers alone
+        packed = pack_model(unpack_model(data))
+        data.update({key: value for key, value in packed.items() if key != ReservedHeaderKey.HEADERS})
+
+
 def gather(task: RelayTask, data: Shareable, experiment: Experiment, abort_signal: Signal) -> Shareable:
     """Let the sites below fetch the task, and wait until all have answered or the time of a round is nearly up."""
     limit = experiment.federation.round_timeout
     end = time.monotonic() + SHARE * limit if limit else None
+    _pack_again(data)
     data.set_header(ReservedKey.TASK_IS_READY, True)
     while task.waiting and (end is None or time.monotonic() < end):
         if abort_signal.triggered:

@@ -27,6 +27,7 @@ from harmofl.experiment import ExperimentError, resolve, set_key
 from harmofl.flare import executor as executor_module
 from harmofl.flare.aggregator import HarmoFLAggregator
 from harmofl.flare.executor import HarmoFLExecutor
+from harmofl.flare.packed_arrays import PackedArrays
 from harmofl.flare.record import close_round
 from harmofl.flare.relay import RelayTask
 from harmofl.flare.relay_message import read_measure
@@ -269,7 +270,9 @@ def test_the_executor_of_a_relay_waits_for_its_sites_and_sends_their_sum(
     run.model_sha256 = arrays_sha256(tree.weights)
     task = run.header(0).attach(pack_model(ModelMessage(tree.weights)))
     round_measure(run).attach(task)
+    task = fobs.loads(fobs.dumps(task))
     task.set_header(ReservedKey.TASK_ID, "task-1")
+    assert type(task["DXO"]["data"]) is dict
     executor, context, signal = HarmoFLExecutor(), as_a_relay(relay, sites, tmp_path), Signal()
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(executor.execute, TRAIN_TASK, task, context, signal)
@@ -280,6 +283,8 @@ def test_the_executor_of_a_relay_waits_for_its_sites_and_sends_their_sum(
             deliver(executor, site, sent[site], "task-1")
         signal.trigger(True) if aborted else None
         result = waiting.result(timeout=30)
+    assert type(task["DXO"]["data"]) is PackedArrays, "as it is handed to the sites"
+    assert task.get_header(ReservedKey.TASK_ID) == "task-1"
     if aborted:
         assert result.get_return_code() == ReturnCode.TASK_ABORTED
         return
