@@ -37,8 +37,8 @@ class Behind:
         self.job = make_job(folder, [*self.sites, *self.sums], SETTINGS | needed, demo=False)
         prepare(self.consortium, SERVER)
         for number, site in enumerate(self.sites):
-            # every site has images of its own number of cases
-            write_site(folder / "data" / site, cases=3 + number % 3)
+            # a hospital sends no amplitude of fewer than five patients, and three of eight are not trained on
+            write_site(folder / "data" / site, cases=8 + number % 3)
             prepare(self.consortium, site, data_root=folder / "data" / site)
         for name in self.sums:
             prepare(self.consortium, name, limits=[], relay=True)

@@ -67,16 +67,14 @@ def finished(written: dict[str, Any], tmp_path: Path) -> Any:
     return federation, federation.run()
 
 
-def test_sites_are_opened_when_they_are_asked_and_few_stay_open(finished: Any) -> None:
-    federation, _ = finished
+def test_a_run_of_many_sites_holds_few_of_them_and_none_of_their_answers(finished: Any) -> None:
+    federation, run = finished
     assert Counted.most_sites == OpenSites.MOST == 16
     # 40 in each of 2 rounds and in the evaluation: none of the 16 that stay open is asked again before it is the oldest
     assert Counted.opened == 3 * len(SITES)
     assert federation.run_state.rounds[1].sites_accepted == SITES
 
-
-def test_answers_are_added_as_they_come_and_lie_on_disk_in_the_end(finished: Any) -> None:
-    federation, run = finished
+    # answers are added as they come, and lie on disk in the end
     assert Counted.most_updates <= 1
     assert list(run.differences) == SITES
     name = sorted(federation.run_state.partition.parameters)[0]
@@ -84,9 +82,7 @@ def test_answers_are_added_as_they_come_and_lie_on_disk_in_the_end(finished: Any
     # all pull one way: the updates are m_i = 1 ... 40 in each of n entries, mean 20.5, and (40^2 - 1) / 12 = 133.25
     assert run.drift[1].relative == pytest.approx(np.sqrt(133.25) / 20.5) and run.drift[1].cosine == pytest.approx(1)
 
-
-def test_results_name_all_sites_and_figures_as_many_as_can_be_told_apart(finished: Any) -> None:
-    federation, _ = finished
+    # results name all sites, figures as many as can be told apart
     results = read_results(federation.run_state.folder / "results.json")
     assert list(results.sites) == SITES and all(held.rounds_accepted == 2 for held in results.sites.values())
     page = (federation.run_state.folder / "report.html").read_text()

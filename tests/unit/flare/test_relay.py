@@ -119,7 +119,7 @@ def federations(written: dict[str, Any], tmp_path: Path) -> Callable[..., tuple[
     common_decomposers.register()
 
     def make(**settings: Any) -> tuple[Federation, Federation]:
-        changes = {"method": "fedavg", "network.width": 4, "training.batch_size": 8, "federation.rounds": 3}
+        changes = {"method": "fedavg", "network.width": 2, "training.batch_size": 8, "federation.rounds": 3}
         for key, value in {**changes, **settings}.items():
             set_key(written, key.replace("__", "."), value)
         return Federation(written, tmp_path / "flat", {}), Federation(written, tmp_path / "tree", TREE)
