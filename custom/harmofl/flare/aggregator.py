@@ -139,7 +139,7 @@ class HarmoFLAggregator(Aggregator):
         update = unpack_update(shareable)
         if (update.difference is None) == run.trains(site):
             raise MessageError("the answer carries no weights" if run.trains(site) else "the site was not to train")
-        _check_base(update, run)
+        _check_received_model(update, run)
         check_numbers(site, update, run, TRAIN_TASK)
         mean = self._opened(run, fl_ctx)
         amplitude = update.amplitude if run.estimates_in_first_round and run.amplitude is None else None
@@ -166,7 +166,7 @@ class HarmoFLAggregator(Aggregator):
         for site, update in updates.items():
             if site not in run.relays[relay] or site in self.accepted:
                 raise MessageError(f"{outside_text(site)} is no site of this relay, or has answered before")
-            _check_base(update, run)
+            _check_received_model(update, run)
             check_numbers(site, update, run, TRAIN_TASK)
         amplitudes = {
             site: update.amplitude
@@ -203,7 +203,7 @@ class HarmoFLAggregator(Aggregator):
         return False
 
 
-def _check_base(update: UpdateMessage, run: ServerRun) -> None:
+def _check_received_model(update: UpdateMessage, run: ServerRun) -> None:
     trained = update.numbers.get("received_sha256")
     if trained is None:
         raise MessageError("the answer does not say which model the site received (received_sha256 is missing)")

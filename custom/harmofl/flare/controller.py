@@ -319,8 +319,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         lost: set[str] = set()
 
         def take(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            site, result = client_task.client.name, client_task.result
-            client_task.result = None
+            site, result, client_task.result = client_task.client.name, client_task.result, None
             if site in self.run.relays:
                 self._take_gathered(site, result, task_name, received, fl_ctx)
                 return
