@@ -1,14 +1,16 @@
 """Sections of settings: strict, frozen, and with errors in one line that a person can act on."""
 
 import json
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
+from itertools import islice
 from typing import Any, get_args
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 DEEPEST = 100  # levels of a JSON file; those of the project have five
 MOST_LETTERS = 200  # of one text that somebody else wrote
+MOST_NAMES = 20  # in one line about many sites
 _CUT = " ..."
 
 
@@ -40,6 +42,12 @@ def outside_text(value: Any) -> str:
     if value is None or isinstance(value, bool | float) or (isinstance(value, int) and abs(value) < 2**64):
         return str(value)
     return f"a {type(value).__name__}"
+
+
+def names_text(names: Collection[str], separator: str = ", ") -> str:
+    """Names in one line, of many only the first 20: `A, B and 980 more`."""
+    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
+    return separator.join(islice(names, MOST_NAMES)) + more
 
 
 def parse_json(text: str) -> Any:

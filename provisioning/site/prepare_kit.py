@@ -3,6 +3,7 @@
 
     python provisioning/site/prepare_kit.py KIT --data-root DIR                a hospital
     python provisioning/site/prepare_kit.py KIT --data-root DIR --preinstalled one that runs no code of a job
+    python provisioning/site/prepare_kit.py KIT --relay                        a site that sums what others answer
     python provisioning/site/prepare_kit.py KIT                                the server
 
 Needs Python 3.10 or later and nothing else. Touches nothing in startup/, which is signed, and replaces no file that
@@ -63,6 +64,7 @@ def prepare_kit(
     names: Names | None = None,
     storage: Path | None = None,
     in_container: bool = False,
+    relay: bool = False,
     force: bool = False,
 ) -> list[Path]:
     """Write local/{privacy,authorization,resources,log_config}.json of a site's kit; the server's has no privacy.json.
@@ -78,6 +80,7 @@ def prepare_kit(
         names: how this site names its data, where a job's rules do not fit.
         storage: absolute folder for the server's jobs and snapshots (default: the kit).
         in_container: data_root is a path inside the job's container, not of this machine.
+        relay: this site stands above others, whose answers it sums; it has no images, and so no privacy.json.
         force: replace files that say something else.
 
     Returns:
@@ -87,15 +90,23 @@ def prepare_kit(
         KitError: no kit of a site or server, an unusable folder, or a file that was edited; then nothing is written.
     """
     kit = kit.resolve()
+    of_images = data_root is not None or noise is not None or bool(limits) or names is not None or in_container
     if _is_server(kit):
-        if data_root is not None or noise is not None or limits or names is not None or in_container:
+        if of_images or relay:
             raise KitError(
-                f"{kit.name} is the server's kit: it has no images, so no data root, noise, limits or names of data"
+                f"{kit.name} is the server's kit: it has no images, so no data root, noise, limits or names of data, "
+                "and it is no relay"
             )
         files = _server_files(kit, preinstalled, storage)
+    elif storage is not None:
+        raise KitError(f"{kit.name} is a site's kit: job storage belongs to the server")
+    elif relay:
+        if of_images:
+            raise KitError(f"{kit.name}: a relay has no images, so no data root, noise, limits or names of data")
+        if (kit / "local" / "privacy.json").exists():
+            raise KitError(f"{kit.name}: local/privacy.json lets no sum of others out; remove it from a relay's kit")
+        files = _relay_files(kit, preinstalled)
     else:
-        if storage is not None:
-            raise KitError(f"{kit.name} is a site's kit: job storage belongs to the server")
         files = _site_files(kit, _checked_root(kit.name, data_root, in_container), preinstalled, noise)
         files["privacy.json"]["scopes"][0]["properties"]["limits"] |= read_limits(limits)
         if names is not None:
@@ -199,6 +210,11 @@ def _site_files(kit: Path, data_root: str, preinstalled: bool, noise: Noise | No
     return {"privacy.json": privacy, **_common_files(preinstalled), "resources.json": resources}
 
 
+def _relay_files(kit: Path, preinstalled: bool) -> dict[str, Settings]:
+    resources = _laid_over(_default_resources(kit), _template("resources_additions_site.json"))
+    return {**_common_files(preinstalled), "resources.json": resources}
+
+
 def _server_files(kit: Path, preinstalled: bool, storage: Path | None) -> dict[str, Settings]:
     if storage is not None and not storage.is_absolute():
         raise KitError(f"server: storage {storage} is a relative path; give an absolute one")
@@ -289,6 +305,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             names=_names(options),
             storage=options.storage,
             in_container=options.in_container,
+            relay=options.relay,
             force=options.force,
         )
     except KitError as error:
@@ -311,6 +328,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--data-root", type=Path, metavar="DIR", help="absolute folder of this site's images")
     parser.add_argument(
         "--in-container", action="store_true", help="DIR is a path inside the container of a job: do not look for it"
+    )
+    parser.add_argument(
+        "--relay", action="store_true", help="a site without images that stands above others and sums their answers"
     )
     parser.add_argument("--preinstalled", action="store_true", help="refuse jobs that bring their own code")
     parser.add_argument(

@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 from pydantic import BaseModel
 
+from harmofl.core.partial_sum import PartialSum
 from harmofl.experiment import Experiment
 from harmofl.flare.amplitude_message import AmplitudeStatistic
+from harmofl.flare.relay_message import RoundMeasure, SiteNotes
 from harmofl.flare.task_header import TaskHeader
 from harmofl.flare.wire import SiteNumbers
 from tests.docs.test_pains import NAMED, ROOT, defined
@@ -38,10 +40,10 @@ def test_a_test_named_in_the_text_exists() -> None:
     assert not [name for file, name, _ in named if not (ROOT / file).is_file() or name not in defined(ROOT / file)]
 
 
-@pytest.mark.parametrize("message", [TaskHeader, SiteNumbers, AmplitudeStatistic])
+@pytest.mark.parametrize("message", [TaskHeader, SiteNumbers, AmplitudeStatistic, SiteNotes, RoundMeasure, PartialSum])
 def test_every_field_of_a_message_stands_in_it(message: type) -> None:
     fields = message.model_fields if issubclass(message, BaseModel) else message.__dataclass_fields__  # type: ignore[attr-defined]
-    assert len(fields) > 4
+    assert len(fields) > 2
     assert not set(fields) - QUOTED
 
 

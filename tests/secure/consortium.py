@@ -42,8 +42,19 @@ def wait_for(condition: Callable[[], Any], seconds: float, what: str) -> Any:
 class Consortium:
     """Kits below `folder`, and the processes that were started from them."""
 
-    def __init__(self, folder: Path, sites: Sequence[str], *, port: int | None = None, name: str | None = None) -> None:
-        """Provision a project with these sites, the project file's people and a server on a free port."""
+    def __init__(
+        self,
+        folder: Path,
+        sites: Sequence[str],
+        *,
+        port: int | None = None,
+        name: str | None = None,
+        more: Sequence[Mapping[str, Any]] = (),
+    ) -> None:
+        """Provision a project with these sites, the project file's people and a server on a free port.
+
+        `more` are participants that the project file has not.
+        """
         self.folder, self.sites, self.port = folder, tuple(sites), port or free_port()
         self.home = folder / "home"
         self.home.mkdir(parents=True)
@@ -53,7 +64,9 @@ class Consortium:
         for entry in kept:
             if entry["type"] == "server":
                 entry.update(fed_learn_port=self.port, admin_port=self.port)
-        project["participants"] = [*kept, {"name": OTHER_LEAD, "type": "admin", "org": "hk", "role": "lead"}]
+        project["participants"] = [*kept, {"name": OTHER_LEAD, "type": "admin", "org": "hk", "role": "lead"}, *more]
+        if any(entry["type"] == "relay" for entry in more):
+            project["connection_security"] = "mtls"  # FLARE writes "None" into a relay's kit where it is not set
         (folder / "project.yml").write_text(yaml.safe_dump(project, sort_keys=False))
         self.run(
             "nvflare.cli",

@@ -9,8 +9,9 @@ from harmofl.data.findings import DataRootError
 from harmofl.experiment import Experiment
 from harmofl.tasks import load_task, place_sites, untrained_network
 
-# of a server in one process with its sites: the mean in two float64 accumulators, this model and the next in float32
-SERVER_BYTES = 24  # a value of the network; every site's difference adds 4
+# Of a server in one process with its sites, a value of the network, whatever the number of sites: the sum in 8 bytes,
+# drift in two sums of float64, one site's difference in float32 and in float64, this model and the next in float32.
+SERVER_BYTES = 8 + 2 * 8 + 4 + 8 + 2 * 4
 
 
 def fitting_cells(cells: Sequence[Cell], roots: Mapping[str, Path]) -> int:
@@ -30,7 +31,7 @@ def fitting_cells(cells: Sequence[Cell], roots: Mapping[str, Path]) -> int:
         demand = repr((reading, experiment.network, experiment.training, pooled))
         if demand not in fitting:
             held = images[reading] * (2 if pooled else 1)  # the site that trains has a copy of every other one's
-            beside = held + server_bytes(experiment, len(cell.plan.key.sites))
+            beside = held + server_bytes(experiment)
             fitting[demand] = fitting_processes(experiment, beside)
     return min(fitting.values(), default=1)
 
@@ -46,7 +47,7 @@ def images_bytes(experiment: Experiment, roots: Mapping[str, Path]) -> int:
     return total
 
 
-def server_bytes(experiment: Experiment, sites: int) -> int:
+def server_bytes(experiment: Experiment) -> int:
     """What the server's part of a cell holds of the network."""
     values = sum(parameter.numel() for parameter in untrained_network(experiment).parameters())
-    return values * (SERVER_BYTES + 4 * sites)
+    return values * SERVER_BYTES

@@ -22,6 +22,13 @@ def add_plan(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         "--model", required=True, metavar="JOB", help="job folder, or a network's name: unet, densenet121"
     )
     command.add_argument(
+        "--relays",
+        type=_whole,
+        default=0,
+        metavar="N",
+        help="also say what the server and each of N relays carry that sum what their sites send",
+    )
+    command.add_argument(
         "--images", type=_whole, default=1000, metavar="N", help="training images of a site (default: 1000)"
     )
     return command
@@ -39,6 +46,7 @@ def run_plan(options: argparse.Namespace) -> int:
             server_rate=options.bandwidth,
             site_rate=options.site_bandwidth or options.bandwidth,
             images=options.images,
+            relays=options.relays,
         )
     )
 

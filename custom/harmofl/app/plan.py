@@ -12,6 +12,7 @@ from harmofl.app.check import NARROWEST, duration_text, size_text
 from harmofl.app.console import plain_console
 from harmofl.app.forecast import SIMULATOR_WAITS, Forecast, Parts, forecast, measure_parts
 from harmofl.app.job import JobError, read_job
+from harmofl.app.relay_load import check_relays, measure_sums, relay_load, show_relays
 from harmofl.core.training import TrainingError
 from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment, parse_assignment, set_key
@@ -38,7 +39,7 @@ _VALIDATION = 0.25  # images for validation by image for training: 16 % and 64 %
 
 @dataclass(frozen=True)
 class Request:
-    """What is to be planned; rates in bytes a second, `images` for training at a site."""
+    """What is to be planned; rates in bytes a second, `images` for training at a site, `relays` that sum."""
 
     model: str
     assignments: Sequence[str]
@@ -46,6 +47,7 @@ class Request:
     server_rate: float
     site_rate: float
     images: int
+    relays: int = 0
 
 
 def plan(request: Request) -> int:
@@ -55,6 +57,8 @@ def plan(request: Request) -> int:
         JobError, ExperimentError: a mistake in the command or the job.
     """
     experiment = experiment_of(request.model, request.assignments)
+    if request.relays:
+        check_relays(request.relays, request.sites, experiment)
     try:
         parts = measure_parts(experiment)
     except TrainingError as error:
@@ -72,6 +76,12 @@ def plan(request: Request) -> int:
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
     _show(console, request, experiment, parts, predicted)
+    if request.relays:
+        sums, rate = measure_sums(experiment), request.server_rate
+        load = relay_load(
+            parts, sums, predicted, sites=request.sites, relays=request.relays, server_rate=rate, relay_rate=rate
+        )
+        show_relays(console, load, sums, request.relays)
     return 0
 
 

@@ -127,11 +127,18 @@ def cosine_to_rest(directions: dict[str, Doubles]) -> dict[str, float]:
     Each of the others counts the same, whatever its length, so that one long difference does not turn the rest over;
     and where others cancel each other, the mean is near 0.
     """
-    units = {site: held / length for site, held in directions.items() if (length := float(np.linalg.norm(held))) > 0}
-    if len(units) < 2:
+    lengths = {site: length for site, held in directions.items() if (length := float(np.linalg.norm(held))) > 0}
+    if len(lengths) < 2:
         return {}
-    total = np.sum([units[site] for site in sorted(units)], axis=0)
-    return {site: round(float(unit @ (total - unit)) / (len(units) - 1), 3) for site, unit in units.items()}
+    total = np.zeros(len(directions[next(iter(lengths))]))
+    for site in sorted(lengths):
+        total += directions[site] / lengths[site]
+
+    def cosine(site: str) -> float:
+        unit = directions[site] / lengths[site]
+        return round(float(unit @ (total - unit)) / (len(lengths) - 1), 3)
+
+    return {site: cosine(site) for site in lengths}
 
 
 def _random_signs(generator: np.random.Generator, count: int) -> Floats:

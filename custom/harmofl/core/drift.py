@@ -1,6 +1,6 @@
 """How far sites pull a round apart: client drift, and the distance between their amplitude profiles."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -24,34 +24,54 @@ class Drift:
     cosine: float | None
 
 
-def client_drift(differences: Sequence[Arrays], parameters: Collection[str]) -> Drift:
-    """Drift of the updates that sites made to one global model.
+class DriftOfRound:
+    """Drift of the updates that sites made to one global model, one update after the other, in float64.
 
-    All three numbers follow from the inner products of the updates, in float64.
-
-    Args:
-        differences: by site what its training added to each entry.
-        parameters: names of the entries that are trained; running statistics and counters are left out.
-
-    Raises:
-        ValueError: no site.
+    Memory holds two sums in the place of the updates, whose number it does not depend on: with d_i the updates and
+    u_i = d_i / ||d_i||, the mean over i of ||d_i - mean||^2 is the mean of ||d_i||^2 minus ||mean||^2, and the sum over
+    pairs of u_i . u_j is half of ||sum of u_i||^2 minus the number of sites.
     """
-    if not differences:
-        raise ValueError("drift needs the update of at least one site")
-    count = len(differences)
-    products = np.zeros((count, count))
-    for name in sorted(parameters):
-        rows = np.stack([np.asarray(difference[name], np.float64).ravel() for difference in differences])
-        products += rows @ rows.T
-    squares, mean_square = np.diag(products), max(float(products.mean()), 0.0)
-    # mean over i of ||d_i - mean||^2 = mean of ||d_i||^2 - ||mean||^2; rounding may leave a little below 0
-    dispersion = float(np.sqrt(max(float(squares.mean()) - mean_square, 0.0)))
-    lengths = np.sqrt(squares)
-    cosine = None
-    if count > 1 and (lengths > 0).all():
-        cosines = products / np.outer(lengths, lengths)
-        cosine = float(cosines[np.triu_indices(count, 1)].mean())
-    return Drift(dispersion, dispersion / float(np.sqrt(mean_square)) if mean_square > 0 else None, cosine)
+
+    def __init__(self, parameters: Collection[str]) -> None:
+        """Begin a round.
+
+        Args:
+            parameters: names of the entries that are trained; running statistics and counters are left out.
+        """
+        self._parameters = sorted(parameters)
+        self._count, self._squares, self._still = 0, 0.0, False
+        self._sum: NDArray[np.float64] | None = None
+        self._units: NDArray[np.float64] | None = None
+
+    def add(self, difference: Arrays) -> None:
+        """Add what a site's training added to each entry."""
+        flat = [np.asarray(difference[name], np.float64).ravel() for name in self._parameters]
+        update = np.concatenate(flat) if flat else np.zeros(0)
+        square = float(update @ update)
+        if self._sum is None or self._units is None:
+            self._sum, self._units = np.zeros_like(update), np.zeros_like(update)
+        self._sum += update
+        if square > 0:
+            update /= np.sqrt(square)
+            self._units += update
+        self._count, self._squares, self._still = self._count + 1, self._squares + square, self._still or square == 0
+
+    def drift(self) -> Drift:
+        """The drift of what was added.
+
+        Raises:
+            ValueError: no site.
+        """
+        if self._sum is None or self._units is None:
+            raise ValueError("drift needs the update of at least one site")
+        count = self._count
+        mean_square = float(self._sum @ self._sum) / count**2
+        # rounding may leave a little below 0
+        dispersion = float(np.sqrt(max(self._squares / count - mean_square, 0.0)))
+        cosine = None
+        if count > 1 and not self._still:
+            cosine = (float(self._units @ self._units) - count) / (count * (count - 1))
+        return Drift(dispersion, dispersion / float(np.sqrt(mean_square)) if mean_square > 0 else None, cosine)
 
 
 def profile_distances(profiles: NDArray[np.float64]) -> NDArray[np.float64]:

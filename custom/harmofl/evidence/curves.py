@@ -1,7 +1,8 @@
 """The figures of a report as inline SVG in the colors of the page, so that they follow its dark mode and print."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from harmofl.evidence.page import inline_svg, whole_rounds
@@ -18,6 +19,7 @@ _VARIABLES = {INK: "currentColor", SOFT: "var(--line)", WORST: "var(--worst)"}
 SERIES = tuple(f"#0a0b{number:02x}" for number in range(8))
 _VARIABLES |= {color: f"var(--series-{number})" for number, color in enumerate(SERIES)}
 LONGEST = 24  # letters of a site's name beside a row
+MOST_LINES, MOST_ROWS = 24, 60  # sites that a figure shows one by one: colors and dashes that differ, and a page
 _MARKERS, _LINES = "osD^vPX*", ("-", "--", ":")
 _GENERATED = re.compile(r' id="[A-Za-z0-9.]+_\d+"')  # of groups, the same in every figure
 _STYLE: Any = {  # matplotlib names every key in its types
@@ -37,6 +39,10 @@ def score_figure(results: Results) -> str:
     scored = [(site, score, score.mean) for site, score in tested if score is not None and score.mean is not None]
     if not scored:
         return ""
+    count = len(scored)
+    if count > MOST_ROWS:
+        lowest = {site for _, site in sorted((mean, site) for site, _, mean in scored)[:MOST_ROWS]}
+        scored = [row for row in scored if row[0] in lowest]
     figure, axes = _figure(0.34 * len(scored) + 0.75)
     for row, (site, score, mean) in enumerate(reversed(scored)):
         color = WORST if site == worst else SERIES[0]
@@ -48,7 +54,8 @@ def score_figure(results: Results) -> str:
     axes.set_xlim(-0.02, 1.02)
     shares = any(score.by_patient for _, score, _ in scored)
     each = f", each {'patient' if shares else 'case'}" if any(score.points for _, score, _ in scored) else ""
-    axes.set_xlabel(f"{key} on test cases: mean, 95 % interval over patients{each}")
+    part = f", the {MOST_ROWS} lowest of {count} sites" if count > MOST_ROWS else ""
+    axes.set_xlabel(f"{key} on test cases: mean, 95 % interval over patients{each}{part}")
     return _themed(figure, "scores")
 
 
@@ -78,9 +85,9 @@ def validation_figure(results: Results, rounds: Sequence[RoundRecord]) -> str:
 def validation_points(results: Results, rounds: Sequence[RoundRecord]) -> dict[str, dict[int, float | None]]:
     """By site the score of the model that each round begins with, and of the final one after the last round."""
     curves = _by_site(rounds, "validation")
-    for site, result in results.sites.items() if rounds else ():
-        if result.validation is not None:
-            curves.setdefault(site, {})[rounds[-1].round + 1] = result.validation
+    final = {site: result.validation for site, result in results.sites.items() if result.validation is not None}
+    for site, value in (_spread(final) if curves.keys() == _SPREAD.keys() else final).items() if rounds else ():
+        curves.setdefault(site, {})[rounds[-1].round + 1] = value
     return curves
 
 
@@ -95,12 +102,23 @@ def norm_figure(rounds: Sequence[RoundRecord]) -> str:
     return _curves(norms, "norms", "norm of the difference a step", "round", logarithmic=True) if norms else ""
 
 
+_SPREAD: dict[str, Callable[[list[float]], float]] = {"lowest": min, "median": median, "highest": max}
+
+
 def _by_site(rounds: Sequence[RoundRecord], field: str) -> dict[str, dict[int, float | None]]:
+    """A curve a site; of more sites than a figure can tell apart the lowest, the median and the highest of them."""
     curves: dict[str, dict[int, float | None]] = {}
+    many = any(len(getattr(record, field)) > MOST_LINES for record in rounds)
     for record in rounds:
-        for site, value in getattr(record, field).items():
+        held = getattr(record, field)
+        for site, value in (_spread(held) if many else held).items():
             curves.setdefault(site, {})[record.round] = value
     return curves
+
+
+def _spread(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    defined = [value for value in values.values() if value is not None]
+    return {name: statistic(defined) if defined else None for name, statistic in _SPREAD.items()}
 
 
 def _curves(

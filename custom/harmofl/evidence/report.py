@@ -78,7 +78,7 @@ def write_report(
         validation_curve=validation_figure(results, rounds),
         loss_curve=loss_figure(rounds),
         norm_curve=norm_figure(rounds),
-        norms={site: _norm_range(site, rounds) for site in results.sites},
+        norms=_norm_ranges(results, rounds),
         comparison=comparison,
         difference_figure=difference_figure(comparison) if comparison else "",
         examples=examples,
@@ -87,10 +87,13 @@ def write_report(
     )
 
 
-def _norm_range(site: str, rounds: Sequence[RoundRecord]) -> str:
-    """Median and largest norm of a site's differences by training step; a dash where there is none."""
-    norms = [record.norm[site] for record in rounds if site in record.norm]
-    return f"{np.median(norms):.2g}, {max(norms):.2g}" if norms else "–"
+def _norm_ranges(results: Results, rounds: Sequence[RoundRecord]) -> dict[str, str]:
+    """By site the median and largest norm of its differences by training step; a dash where there is none."""
+    norms: dict[str, list[float]] = {site: [] for site in results.sites}
+    for record in rounds:
+        for site in record.norm.keys() & norms.keys():
+            norms[site].append(record.norm[site])
+    return {site: f"{np.median(held):.2g}, {max(held):.2g}" if held else "–" for site, held in norms.items()}
 
 
 def _pictures(examples: Examples) -> list[tuple[SiteExamples, list[dict[str, Any]]]]:

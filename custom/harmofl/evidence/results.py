@@ -1,6 +1,7 @@
 """The schema of results.json and of the lines of round_metrics.jsonl."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
@@ -256,8 +257,14 @@ def read_record(
 
 
 def _text_of(path: Path, question: str = "") -> str:
-    try:
+    with _readable(path, question):
         return path.read_text(encoding="utf-8")
+
+
+@contextmanager
+def _readable(path: Path, question: str = "") -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
         raise ResultsError(f"{path}: cannot be read ({error.strerror}){question}") from None
     except UnicodeDecodeError:
@@ -280,11 +287,26 @@ def read_rounds(path: Path) -> list[RoundRecord]:
     Raises:
         ResultsError: the file is missing or a line does not follow the schema; names the line.
     """
-    lines = _text_of(path).splitlines()
-    records = []
-    for number, line in enumerate(lines, start=1):
+    return list(iterate_rounds(path))
+
+
+def iterate_rounds(path: Path) -> Iterator[RoundRecord]:
+    """The records of round_metrics.jsonl, one at a time, so that those of many rounds and sites need no memory.
+
+    A last line without its end, behind others, was being written when the process was killed: no such round was closed.
+
+    Raises:
+        ResultsError: see `read_rounds`.
+    """
+    for number, line in enumerate(_lines_of(path), start=1):
         try:
-            records.append(RoundRecord.model_validate_json(line))
+            yield RoundRecord.model_validate_json(line)
         except ValidationError as error:
+            if number > 1 and not line.endswith("\n"):
+                return
             raise ResultsError(f"{path}: line {number}: {error.errors()[0]['msg']}") from None
-    return records
+
+
+def _lines_of(path: Path) -> Iterator[str]:
+    with _readable(path), path.open(encoding="utf-8") as file:
+        yield from file

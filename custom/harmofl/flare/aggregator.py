@@ -16,10 +16,18 @@ from harmofl.core.spectra import statistic_shape
 from harmofl.evidence.results import NoiseStatement
 from harmofl.experiment import Experiment
 from harmofl.flare.claims import check_amplitude, check_numbers, note_counts
-from harmofl.flare.round_norms import add_difference, open_round
+from harmofl.flare.relay_message import GatheredAnswers, unpack_gathered
+from harmofl.flare.round_norms import add_difference, merge_partial, open_round
 from harmofl.flare.server_run import ServerRun, current_run
 from harmofl.flare.task_header import TRAIN_TASK
-from harmofl.flare.wire import AmplitudeStatistic, MessageError, payload_bytes, round_of, unpack_update
+from harmofl.flare.wire import (
+    AmplitudeStatistic,
+    MessageError,
+    UpdateMessage,
+    payload_bytes,
+    round_of,
+    unpack_update,
+)
 from harmofl.sections import outside_text
 from harmofl.tasks import load_task
 
@@ -121,36 +129,72 @@ class HarmoFLAggregator(Aggregator):
         current = fl_ctx.get_prop(AppConstants.CURRENT_ROUND)
         if round_of(shareable) != current:
             raise MessageError(f"answer of round {round_of(shareable)} came in round {current}")
-        if site not in run.expected:
-            raise MessageError("not a site of this job")
+        if site in run.relays:
+            self._add_gathered(site, unpack_gathered(shareable), run, fl_ctx)
+            return
+        if site not in run.expected or any(site in behind for behind in run.relays.values()):
+            raise MessageError("not a site of this job that answers to the server")
         if site in self.accepted:
             raise MessageError("second answer in one round")
         update = unpack_update(shareable)
         if (update.difference is None) == run.trains(site):
             raise MessageError("the answer carries no weights" if run.trains(site) else "the site was not to train")
-        trained = update.numbers.get("received_sha256")
-        if trained is None:
-            raise MessageError("the answer does not say which model the site received (received_sha256 is missing)")
-        if trained != run.model_sha256:
-            # a difference to another base would move the global model to nowhere
-            raise MessageError("the site did not train the model that was sent in this round")
+        _check_received_model(update, run)
         check_numbers(site, update, run, TRAIN_TASK)
-        if self._mean is None:
-            held = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
-            self._mean = open_round(run, run.as_received(held))
+        mean = self._opened(run, fl_ctx)
         amplitude = update.amplitude if run.estimates_in_first_round and run.amplitude is None else None
         if amplitude is not None:
             self._amplitude = self._amplitude or AmplitudeGathering(run.experiment)
             self._amplitude.check(amplitude)
             check_amplitude(amplitude, update, run)
         if update.difference is not None:
-            note = add_difference(self._mean, site, update, run)
+            note = add_difference(mean, site, update, run)
             if note:
                 self.log_warning(fl_ctx, f"{site} is an outlier in round {current}: {note}")
         if amplitude is not None and self._amplitude is not None:
             self._amplitude.add(site, amplitude)
+        self._accepted(site, update, run)
+
+    def _add_gathered(self, relay: str, gathered: GatheredAnswers, run: ServerRun, fl_ctx: FLContext) -> None:
+        """The sum of a relay's sites, as a whole or not at all: it cannot be told what of it one of them made."""
+        current, updates = fl_ctx.get_prop(AppConstants.CURRENT_ROUND), gathered.updates
+        for site, reason in gathered.refused.items():
+            if site in run.relays[relay]:
+                run.refused[site] = f"at its relay {relay}: {reason}"
+        if not updates:
+            raise MessageError("the relay has no site's answer")
+        for site, update in updates.items():
+            if site not in run.relays[relay] or site in self.accepted:
+                raise MessageError(f"{outside_text(site)} is no site of this relay, or has answered before")
+            _check_received_model(update, run)
+            check_numbers(site, update, run, TRAIN_TASK)
+        amplitudes = {
+            site: update.amplitude
+            for site, update in updates.items()
+            if update.amplitude is not None and run.estimates_in_first_round and run.amplitude is None
+        }
+        for site, statistic in amplitudes.items():
+            self._amplitude = self._amplitude or AmplitudeGathering(run.experiment)
+            self._amplitude.check(statistic)
+            check_amplitude(statistic, updates[site], run)
+        merge_partial(self._opened(run, fl_ctx), gathered, run)
+        for site, update in updates.items():
+            if note := run.sent[site].note:
+                self.log_warning(fl_ctx, f"{site} is an outlier in round {current}: {note}")
+            if site in amplitudes and self._amplitude is not None:
+                self._amplitude.add(site, amplitudes[site])
+            self._accepted(site, update, run, gathered.notes[site].weight_bytes)
+
+    def _opened(self, run: ServerRun, fl_ctx: FLContext) -> RoundMean:
+        if self._mean is None:
+            held = fl_ctx.get_prop(AppConstants.GLOBAL_MODEL)[ModelLearnableKey.WEIGHTS]
+            self._mean = open_round(run, run.as_received(held))
+        return self._mean
+
+    def _accepted(self, site: str, update: UpdateMessage, run: ServerRun, at_relay: int = 0) -> None:
         self.accepted.append(site)
-        run.count_bytes(site, payload_bytes(update))
+        sent = payload_bytes(update)
+        run.count_bytes(site, sent | {"weights": sent["weights"] + at_relay})
         run.numbers[site] = update.numbers
         note_counts(site, update, run)
 
@@ -158,3 +202,12 @@ class HarmoFLAggregator(Aggregator):
         self.log_error(fl_ctx, f"{outside_text(site)}: contribution refused: {reason}")
         run.refused.setdefault(outside_text(site), reason)
         return False
+
+
+def _check_received_model(update: UpdateMessage, run: ServerRun) -> None:
+    trained = update.numbers.get("received_sha256")
+    if trained is None:
+        raise MessageError("the answer does not say which model the site received (received_sha256 is missing)")
+    if trained != run.model_sha256:
+        # a difference to another base would move the global model to nowhere
+        raise MessageError("the site did not train the model that was sent in this round")

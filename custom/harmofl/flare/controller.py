@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 from nvflare.apis.client import Client
 from nvflare.apis.controller_spec import ClientTask, Task
@@ -29,8 +30,9 @@ from harmofl.flare.method_notes import amplitude_notes, method_notes
 from harmofl.flare.persistor import best_weights, keep_received_if_best, save_at_the_end
 from harmofl.flare.progress import PROGRESS, show_progress_on_console
 from harmofl.flare.record import close_round, end_books, score_text, write_evidence
-from harmofl.flare.round_norms import outlier_reasons, round_warnings
-from harmofl.flare.server_run import ServerRun, open_run, refuse_relays
+from harmofl.flare.relay_message import unpack_gathered
+from harmofl.flare.round_norms import outlier_reasons, round_measure, round_warnings
+from harmofl.flare.server_run import ServerRun, open_run, refuse_relays, relays_of
 from harmofl.flare.site_messages import SiteMessages, guard_messages
 from harmofl.flare.state import StateError
 from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK
@@ -43,7 +45,7 @@ from harmofl.flare.wire import (
     read_error,
     unpack_update,
 )
-from harmofl.sections import outside_text
+from harmofl.sections import names_text, outside_text
 
 
 class HarmoFLScatterAndGather(ScatterAndGather):
@@ -72,13 +74,18 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             snapshot_every_n_rounds=0,
         )
         self._closing_lines: list[str] = []
+        self._asked: list[str] = []  # who gets tasks from the server: sites, and relays in the place of theirs
         show_progress_on_console()
 
     def start_controller(self, fl_ctx: FLContext) -> None:
         """Resolve the experiment, take over a checkpoint where the job names one, announce the run."""
         try:
             clients = self._engine.get_clients()
-            self.run = open_run(fl_ctx, [client.name for client in clients])
+            relays = relays_of(clients)
+            self.run = open_run(fl_ctx, [client.name for client in clients if client.name not in relays])
+            self.run.relays = relays
+            behind = frozenset[str]().union(*relays.values())
+            self._asked = [client.name for client in clients if client.name not in behind]
             refuse_relays(self.run.experiment, clients)
             self.run.begin("before its first task")
             self.messages = guard_messages(self.run, fl_ctx)
@@ -87,7 +94,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             if settings.minimum_sites > len(self.run.expected):
                 raise ExperimentError(
                     f"federation.minimum_sites is {settings.minimum_sites}, but connected: "
-                    f"{count_text(len(self.run.expected), 'site')} ({', '.join(self.run.expected)})"
+                    f"{count_text(len(self.run.expected), 'site')} ({names_text(self.run.expected)})"
                 )
             self._min_clients = settings.minimum_sites
             self._wait_time_after_min_received = settings.straggler_wait
@@ -150,8 +157,19 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         """Note which answer a site owes: one that cannot be decoded does not say itself to what it belongs."""
         self.messages.expects[client_task.client.name] = client_task.task.name, client_task.id
 
+    def broadcast_and_wait(self, task: Task, fl_ctx: FLContext, **how: Any) -> None:
+        """As FLARE does; where relays stand between, each of them must answer, as one answer is that of many sites."""
+        if self.run.relays:
+            how |= {"targets": self._asked, "min_responses": len(self._asked)}
+            round_measure(self.run).attach(task.data)
+        super().broadcast_and_wait(task=task, fl_ctx=fl_ctx, **how)
+
     def _process_train_result(self, client_task: ClientTask, fl_ctx: FLContext) -> None:
         super()._process_train_result(client_task, fl_ctx)
+        if client_task.client.name in self.run.relays:
+            for site in self.run.relays[client_task.client.name]:
+                self.run.answered(site)
+            return
         self.run.answered(client_task.client.name)
         if client_task.client.name not in self.aggregator.accepted or self._silent_beyond_need(client_task.client.name):
             _wait_for_one_more(client_task.task)
@@ -185,7 +203,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         start = f", resumed at round {run.start_round}" if run.start_round else ""
         PROGRESS.info(
             f"experiment {run.experiment.name} {run.experiment.hash}, method {run.experiment.method}, "
-            f"{count_text(run.experiment.federation.rounds, 'round')}, sites {', '.join(run.expected)}{start}",
+            f"{count_text(run.experiment.federation.rounds, 'round')}, sites {names_text(run.expected)}{start}",
         )
         for note in method_notes(run):
             PROGRESS.info(f"note: {note}")
@@ -256,7 +274,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         run.amplitude, run.amplitude_sites = gathering.result(), sites
         run.amplitude_patients = dict(gathering.patients)
         run.amplitude_noise = {site: said.model_dump() for site, said in gathering.noise.items()}
-        PROGRESS.info(f"amplitude frozen: {count_text(run.amplitude.images, 'image')} of {', '.join(sites)}")
+        PROGRESS.info(f"amplitude frozen: {count_text(run.amplitude.images, 'image')} of {names_text(sites)}")
         for note in amplitude_notes(run):
             PROGRESS.info(f"note: {note}")
         return True
@@ -301,8 +319,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         lost: set[str] = set()
 
         def take(client_task: ClientTask, fl_ctx: FLContext) -> None:
-            site, result = client_task.client.name, client_task.result
-            client_task.result = None
+            site, result, client_task.result = client_task.client.name, client_task.result, None
+            if site in self.run.relays:
+                self._take_gathered(site, result, task_name, received, fl_ctx)
+                return
             self.run.answered(site)
             try:
                 if not self._note_failure(site, result, fl_ctx) and received(site, unpack_update(result)):
@@ -326,6 +346,37 @@ class HarmoFLScatterAndGather(ScatterAndGather):
             fl_ctx=fl_ctx,
             abort_signal=abort_signal,
         )
+
+    def _take_gathered(
+        self,
+        relay: str,
+        result: Shareable,
+        task_name: str,
+        received: Callable[[str, UpdateMessage], bool],
+        fl_ctx: FLContext,
+    ) -> None:
+        """Hand on the answers of a relay's sites, each as if it had come by itself."""
+        behind = self.run.relays[relay]
+        for site in behind:
+            self.run.answered(site)
+        try:
+            if self._note_failure(relay, result, fl_ctx):
+                return
+            gathered = unpack_gathered(result)
+        except Exception as error:  # a value that cannot even be read
+            told = str(error) if isinstance(error, ContributionError | MessageError) else type(error).__name__
+            self._refuse(relay, task_name, told, fl_ctx)
+            return
+        self.run.refused.update({site: reason for site, reason in gathered.refused.items() if site in behind})
+        for site, update in gathered.updates.items():
+            try:
+                if site not in behind:
+                    raise MessageError(f"no site of relay {relay}")
+                received(site, update)
+            except (ContributionError, MessageError) as error:
+                self._refuse(site, task_name, str(error), fl_ctx)
+            except Exception as error:
+                self._refuse(site, task_name, f"unreadable answer ({type(error).__name__})", fl_ctx)
 
     def _refuse(self, site: str, task_name: str, reason: str, fl_ctx: FLContext) -> None:
         self.run.refused[site] = reason

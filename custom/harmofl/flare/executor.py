@@ -4,11 +4,13 @@ import logging
 import os
 import traceback
 from collections.abc import Mapping
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from nvflare.apis.client import ClientDictKey
 from nvflare.apis.event_type import EventType
 from nvflare.apis.executor import Executor
-from nvflare.apis.fl_constant import FLContextKey, ReturnCode
+from nvflare.apis.fl_constant import FLContextKey, ReservedKey, ReturnCode
 from nvflare.apis.fl_context import FLContext
 from nvflare.apis.job_def import JobMetaKey
 from nvflare.apis.shareable import Shareable, make_reply
@@ -30,6 +32,9 @@ from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK,
 from harmofl.flare.wire import MessageError, UpdateMessage, error_reply, pack_update, unpack_model
 from harmofl.flare.wire_types import unknown_type
 
+if TYPE_CHECKING:
+    from harmofl.flare.relay import RelayTask
+
 
 class HarmoFLExecutor(Executor):
     """Does the tasks `amplitude`, `train` and `evaluate`. It holds no state: each task may run in a new process."""
@@ -38,6 +43,9 @@ class HarmoFLExecutor(Executor):
         """Let the console show progress lines."""
         super().__init__()
         show_progress_on_console()
+        self._gathering: RelayTask | None = None
+        self.register_event_handler(EventType.POST_TASK_ASSIGNMENT_SENT, self._note_handled)
+        self.register_event_handler(EventType.POST_TASK_RESULT_RECEIVED, self._take_answer)
 
     def execute(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         """Do one task.
@@ -51,7 +59,9 @@ class HarmoFLExecutor(Executor):
             return make_reply(ReturnCode.TASK_UNKNOWN)
         try:
             refuse_log_stream(fl_ctx)
-            answer = self._perform(task_name, shareable, fl_ctx, abort_signal)
+            is_relay = fl_ctx.get_prop(ReservedKey.IS_LEAF) is False
+            perform = self._gather if is_relay else self._perform
+            answer = perform(task_name, shareable, fl_ctx, abort_signal)
             if problem := unknown_type(answer):
                 raise MessageError(f"the answer cannot be sent: {problem}")
             return answer
@@ -69,6 +79,32 @@ class HarmoFLExecutor(Executor):
         # in place: FLARE sends this object
         answer.clear()
         answer.update(error_reply(MessageError.__name__, line))
+
+    def _gather(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
+        """At a site that stands above others: have them do the task, and sum what they answer."""
+        from harmofl.flare.relay import RelayTask, gather, sites_below
+
+        header = read_header(shareable)
+        experiment = resolve_job(fl_ctx, header.demo)
+        _refuse_other_experiment(experiment, header, fl_ctx.get_identity_name())
+        folder = Path(fl_ctx.get_prop(FLContextKey.APP_ROOT))
+        self._gathering = RelayTask(experiment, header, task_name, shareable, sites=sites_below(fl_ctx), folder=folder)
+        try:
+            return gather(self._gathering, shareable, experiment, abort_signal)
+        finally:
+            self._gathering = None
+
+    def _note_handled(self, event_type: str, fl_ctx: FLContext) -> None:
+        fl_ctx.set_prop(FLContextKey.EVENT_PROCESSED, True, private=True, sticky=False)
+
+    def _take_answer(self, event_type: str, fl_ctx: FLContext) -> None:
+        """FLARE hands a relay the answer of a site below it."""
+        self._note_handled(event_type, fl_ctx)
+        gathering, answer = self._gathering, fl_ctx.get_prop(FLContextKey.TASK_RESULT)
+        peer = fl_ctx.get_peer_context()
+        site = peer.get_identity_name() if isinstance(peer, FLContext) else ""
+        if gathering is not None and answer.get_header(ReservedKey.TASK_ID) == gathering.task_id:
+            gathering.take(str(site), answer)
 
     def _perform(self, task_name: str, shareable: Shareable, fl_ctx: FLContext, abort_signal: Signal) -> Shareable:
         # torch and MONAI are needed from here on; what only registers the executor stays quick to import
@@ -126,12 +162,7 @@ class HarmoFLExecutor(Executor):
         if header.demo != site.demo:
             raise SiteError("demo_differs", _demo_difference(site.name, header.demo))
         experiment = resolve_job(fl_ctx, header.demo)
-        if experiment.hash != header.experiment_hash:
-            raise SiteError(
-                "experiment_differs",
-                f"site {site.name} resolves experiment {experiment.hash}, the server {header.experiment_hash}; "
-                f"both need the same job and the same harmofl version (rules here: {_rules_text()})",
-            )
+        _refuse_other_experiment(experiment, header, site.name)
         if experiment.federation.pooled_data and not site.simulated:
             raise SiteError("pooled_data", f"site {site.name} takes no part in training on pooled data")
         return experiment
@@ -207,6 +238,15 @@ class HarmoFLExecutor(Executor):
         FINDINGS.log(level, f"{fl_ctx.get_identity_name()}: {error}{trace}")
 
 
+def _refuse_other_experiment(experiment: Experiment, header: TaskHeader, site: str) -> None:
+    if experiment.hash != header.experiment_hash:
+        raise SiteError(
+            "experiment_differs",
+            f"site {site} resolves experiment {experiment.hash}, the server {header.experiment_hash}; "
+            f"both need the same job and the same harmofl version (rules here: {_rules_text()})",
+        )
+
+
 def _rules_text() -> str:
     return ", ".join(f"{name} {number}" for name, number in RULES.items())
 
@@ -220,7 +260,16 @@ def _demo_difference(site: str, server_demo: bool) -> str:
 
 
 def _count_sites(fl_ctx: FLContext) -> int | None:
-    """How many sites the server started this job at; None where FLARE does not say."""
+    """How many sites with data the server started this job at; None where FLARE does not say.
+
+    A relay is a client of FLARE's, too, but no hospital: four of them must not make a limit of five sites hold.
+    """
     meta = fl_ctx.get_prop(FLContextKey.JOB_META)
-    sites = meta.get(JobMetaKey.JOB_CLIENTS) if isinstance(meta, Mapping) else None
-    return len(sites) if isinstance(sites, list) else None
+    clients = meta.get(JobMetaKey.JOB_CLIENTS) if isinstance(meta, Mapping) else None
+    if not isinstance(clients, list):
+        return None
+    ways = [str(told.get(ClientDictKey.FQSN, "")) if isinstance(told, Mapping) else "" for told in clients]
+    relays = {site for way in ways for site in way.split(".")[:-1]}
+    names = [told.get(ClientDictKey.NAME) if isinstance(told, Mapping) else told for told in clients]
+    leaf = [not isinstance(told, Mapping) or told.get(ClientDictKey.IS_LEAF) is not False for told in clients]
+    return sum(is_leaf and name not in relays for name, is_leaf in zip(names, leaf, strict=True))

@@ -2,12 +2,15 @@
 
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from harmofl.core.drift import Drift, client_drift
+import numpy as np
+import torch
+
+from harmofl.core.drift import Drift, DriftOfRound
 from harmofl.core.training import arrays_sha256
 from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment
@@ -19,8 +22,10 @@ from harmofl.flare.record import close_round, mean_validation, write_evidence
 from harmofl.flare.round_norms import add_difference, open_round
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.site import SiteConfig, SiteError
+from harmofl.flare.state import save_atomically
 from harmofl.flare.task_header import AMPLITUDE_TASK, EVALUATE_TASK, TRAIN_TASK
 from harmofl.flare.wire import Arrays, ModelMessage, UpdateMessage, payload_bytes
+from harmofl.sections import names_text
 
 
 @dataclass(frozen=True)
@@ -32,14 +37,74 @@ class FinishedRun:
         drift: client drift by round.
         unseen: scores of the sites that took no part, in the form of a site's answer to the evaluation.
         trained_from: the weights that the last round began with at the sites.
-        differences: by site what its training added to them.
+        differences: by site what its training added to them, read from disk.
     """
 
     final_validation: float | None
     drift: list[Drift]
     unseen: dict[str, dict[str, Any]]
     trained_from: Arrays
-    differences: dict[str, Arrays]
+    differences: Mapping[str, Arrays]
+
+
+class OpenSites(Mapping[str, Participant]):
+    """Participants by site, built when they are asked for; memory holds those that were asked for last.
+
+    All that a site needs for its next task is in its state on disk, so that one that is built again goes on; what it
+    costs is to open its data.
+    """
+
+    MOST = 16
+
+    def __init__(self, sites: Iterable[str], open_site: Callable[[str], Participant]) -> None:
+        """Nothing is built yet."""
+        self._sites, self._open_site = tuple(dict.fromkeys(sites)), open_site
+        self._open: dict[str, Participant] = {}
+
+    def __getitem__(self, site: str) -> Participant:
+        if site not in self._sites:
+            raise KeyError(site)
+        participant = self._open.pop(site, None) or self._open_site(site)
+        self._open[site] = participant
+        for oldest in list(self._open)[: -self.MOST]:
+            del self._open[oldest]
+        return participant
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+
+class StoredDifferences(Mapping[str, Arrays]):
+    """By site what its training of the last round added to each entry of the model: on disk, read when asked for."""
+
+    def __init__(self, folder: Path) -> None:
+        """Use `folder`, in which every site has a folder of its own."""
+        self._folder = folder
+        self._sites: list[str] = []
+
+    def keep(self, site: str, difference: Arrays) -> None:
+        """Write a site's difference."""
+        tensors = {name: torch.as_tensor(np.asarray(value)) for name, value in difference.items()}
+        save_atomically(tensors, self._path(site))
+        self._sites.append(site)
+
+    def __getitem__(self, site: str) -> Arrays:
+        if site not in self._sites:
+            raise KeyError(site)
+        held = torch.load(self._path(site), map_location="cpu", weights_only=True)
+        return {name: value.numpy() for name, value in held.items()}
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._sites)
+
+    def __len__(self) -> int:
+        return len(self._sites)
+
+    def _path(self, site: str) -> Path:
+        return self._folder / site / "last_difference.pt"
 
 
 class InProcessFederation:
@@ -79,8 +144,9 @@ class InProcessFederation:
         self.unseen = sorted(unseen)
         self.weights: Arrays = self.run_state.initial_weights()
         pool = {site: data_roots[site] if data_roots else None for site in self.run_state.expected}
-        self.participants = {
-            site: Participant(
+
+        def open_site(site: str) -> Participant:
+            return Participant(
                 experiment,
                 SiteConfig(
                     site,
@@ -96,8 +162,9 @@ class InProcessFederation:
                 logging.getLogger(f"harmofl.{site}"),
                 pool=pool if experiment.federation.pooled_data and site in pool else None,
             )
-            for site in [*self.run_state.expected, *self.unseen]
-        }
+
+        self.participants: Mapping[str, Participant] = OpenSites([*self.run_state.expected, *self.unseen], open_site)
+        self.differences = StoredDifferences(folder / "sites")
 
     @property
     def received_weights(self) -> Arrays:
@@ -113,59 +180,74 @@ class InProcessFederation:
         run, drift = self.run_state, []
         if run.gathers_before_training:
             self.gather_amplitude()
-        differences: dict[str, Arrays] = {}
-        before = self.weights
-        for round_number in range(self.experiment.federation.rounds):
+        before, rounds = self.weights, self.experiment.federation.rounds
+        for round_number in range(rounds):
             before = self.received_weights
-            differences = self.train_round(round_number)
-            drift.append(client_drift(list(differences.values()), self.run_state.partition.parameters))
+            drift.append(self.train_round(round_number, keep=round_number == rounds - 1))
         final_validation = self._evaluate()
         task, best = self._final_task(), run.best_round
         unseen = {site: self.participants[site].evaluate(task, best).numbers for site in self.unseen}
-        return FinishedRun(final_validation, drift, unseen, before, differences)
+        return FinishedRun(final_validation, drift, unseen, before, self.differences)
 
     def gather_amplitude(self) -> None:
         """Freeze the mean of the amplitudes that sites measure before training."""
-        updates = {site: self.participants[site].estimate_amplitude() for site in self.run_state.expected}
-        for site, update in updates.items():
+        gathering = AmplitudeGathering(self.experiment)
+        for site in self.run_state.expected:
+            update = self.participants[site].estimate_amplitude()
             self._take(site, update, AMPLITUDE_TASK)
-        self._freeze(updates)
+            self._gather(gathering, site, update)
+        self._freeze(gathering)
 
-    def train_round(self, round_number: int) -> dict[str, Arrays]:
-        """Train one round at every site and move the global model; returns what each site's training added."""
+    def train_round(self, round_number: int, *, keep: bool = False) -> Drift:
+        """Train one round at every site and move the global model; of a site's answer only its numbers stay in memory.
+
+        Args:
+            round_number: from 0 on.
+            keep: whether `differences` shall hold what each site's training added.
+
+        Returns:
+            How far the sites pulled the round apart.
+        """
         run = self.run_state
         weights = self.received_weights
         run.model_sha256 = arrays_sha256(weights)
         received = ModelMessage(run.for_sites(self.weights), run.amplitude)
-        updates = {site: self.participants[site].train(round_number, received, run.best_round) for site in run.expected}
-        mean = open_round(run, weights)
-        for site, update in updates.items():
+        estimates = run.estimates_in_first_round and run.amplitude is None
+        gathering = AmplitudeGathering(self.experiment) if estimates else None
+        mean, drift = open_round(run, weights), DriftOfRound(run.partition.parameters)
+        for site in run.expected:
+            update = self.participants[site].train(round_number, received, run.best_round)
             self._take(site, update, TRAIN_TASK)
             if update.difference is not None:  # of pooled data one site trains
                 add_difference(mean, site, update, run)
+                drift.add(update.difference)
+                if keep:
+                    self.differences.keep(site, update.difference)
             run.numbers[site] = update.numbers
-        if run.estimates_in_first_round and run.amplitude is None:
-            self._freeze(updates)
+            if gathering is not None:
+                self._gather(gathering, site, update)
+        if gathering is not None:
+            self._freeze(gathering)
         record = close_round(run, round_number, list(run.expected))
         run.closed.append(time.monotonic())
         keep_received_if_best(run, record, self.weights)
         self.weights = run.rule.next_model(self.weights, mean.mean())
-        return {site: update.difference for site, update in updates.items() if update.difference is not None}
+        return drift.drift()
 
     def _take(self, site: str, update: UpdateMessage, task_name: str) -> None:
         check_numbers(site, update, self.run_state, task_name)
         note_counts(site, update, self.run_state)
         self.run_state.count_bytes(site, payload_bytes(update))
 
-    def _freeze(self, updates: Mapping[str, UpdateMessage]) -> None:
-        run, gathering = self.run_state, AmplitudeGathering(self.experiment)
-        for site, update in updates.items():
-            if update.amplitude is not None:
-                check_amplitude(update.amplitude, update, run)
-                gathering.add(site, update.amplitude)
-        needed = self.experiment.amplitude.minimum_sites
+    def _gather(self, gathering: AmplitudeGathering, site: str, update: UpdateMessage) -> None:
+        if update.amplitude is not None:
+            check_amplitude(update.amplitude, update, self.run_state)
+            gathering.add(site, update.amplitude)
+
+    def _freeze(self, gathering: AmplitudeGathering) -> None:
+        run, needed = self.run_state, self.experiment.amplitude.minimum_sites
         if len(gathering.sites) < needed:
-            silent = ", ".join(site for site in updates if site not in gathering.sites)
+            silent = names_text([site for site in run.expected if site not in gathering.sites])
             raise SiteError(
                 "amplitude",
                 f"the amplitude of {count_text(len(gathering.sites), 'site')} arrived, amplitude.minimum_sites is "
@@ -183,10 +265,12 @@ class InProcessFederation:
         """Score final and best model on the test data and write the evidence; returns the final validation score."""
         run = self.run_state
         task = self._final_task()
-        answers = {site: self.participants[site].evaluate(task, run.best_round) for site in run.expected}
-        for site, answer in answers.items():
+        numbers: dict[str, dict[str, Any]] = {}
+        for site in run.expected:
+            answer = self.participants[site].evaluate(task, run.best_round)
             self._take(site, answer, EVALUATE_TASK)
-        validation = {site: answer.numbers.get("validation") for site, answer in answers.items()}
+            numbers[site] = answer.numbers
+        validation = {site: told.get("validation") for site, told in numbers.items()}
         save_at_the_end(self.weights, run, validation, self.experiment.federation.rounds)
-        write_evidence(run, {site: answer.numbers for site, answer in answers.items()})
+        write_evidence(run, numbers)
         return mean_validation(validation)

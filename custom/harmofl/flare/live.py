@@ -14,6 +14,8 @@ from harmofl.sections import one_line
 
 GROUP = "harmofl"
 FAILURE_FILE = "failure.txt"
+# whoever watches asks every few seconds: sites in all rounds that are told, and rounds that are told of any number
+MOST_SITES, LEAST_ROUNDS = 20_000, 20
 MOST_REASON = 2000  # letters of why a job failed, which names each missing site with its own reason
 
 
@@ -25,7 +27,11 @@ def tell_progress(run: ServerRun, fl_ctx: FLContext) -> None:
 
 
 def progress(run: ServerRun) -> dict[str, Any]:
-    """Plain data about the run so far; scores are of the model that a round began with."""
+    """Plain data about the run so far, of many rounds and sites the newest rounds alone.
+
+    Scores are of the model that a round began with.
+    """
+    told = max(LEAST_ROUNDS, MOST_SITES // len(run.expected))
     return {
         "experiment": run.experiment.name,
         "rounds": run.experiment.federation.rounds,
@@ -44,7 +50,7 @@ def progress(run: ServerRun) -> dict[str, Any]:
                 "norms": [min(record.norm.values()), max(record.norm.values())] if record.norm else None,
                 "warnings": round_warnings(record),
             }
-            for record in run.rounds
+            for record in run.rounds[-told:]
             if record.round >= run.start_round
         ],
     }

@@ -3,6 +3,7 @@
 from harmofl.experiment import Experiment
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
+from harmofl.sections import names_text
 
 
 def method_notes(run: ServerRun) -> list[str]:
@@ -65,9 +66,9 @@ def amplitude_notes(run: ServerRun) -> list[str]:
     if run.amplitude is None or not without:
         return []
     return [
-        f"{', '.join(without)} sent no amplitude (fewer training patients than amplitude.minimum_cases or its own "
+        f"{names_text(without)} sent no amplitude (fewer training patients than amplitude.minimum_cases or its own "
         "limit, held back by its ledger of earlier releases, or no answer); training and scores there are with the "
-        f"global one, of {', '.join(run.amplitude_sites)}"
+        f"global one, of {names_text(run.amplitude_sites)}"
     ]
 
 

@@ -4,6 +4,7 @@ import hashlib
 import math
 import platform
 import time
+from collections import Counter
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -15,7 +16,6 @@ from harmofl.evidence.results import (
     FORMAT,
     REPORT_FILE,
     RESULTS_FILE,
-    ROUNDS_FILE,
     TOO_FEW,
     AmplitudeRecord,
     NoiseStatement,
@@ -34,6 +34,7 @@ from harmofl.flare.round_norms import fall_line, norms_of_round, run_warnings
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.server_store import BEST_MODEL, FINAL_MODEL
 from harmofl.flare.state import write_text_atomically
+from harmofl.sections import names_text
 from harmofl.tasks import load_task
 
 MOST_POINTS = 5  # on a line of the table
@@ -41,7 +42,7 @@ _PACKAGES = ("harmofl", "nvflare", "torch", "monai", "numpy", "nibabel")
 
 
 def close_round(run: ServerRun, round_number: int, accepted: list[str]) -> RoundRecord:
-    """Turn what the accepted sites reported into the round's record and rewrite round_metrics.jsonl."""
+    """Turn what the accepted sites reported into the round's record, the next line of round_metrics.jsonl."""
     numbers = {site: run.numbers[site] for site in accepted}
     validation = {site: _finite(reported.get("validation")) for site, reported in numbers.items()}
     record = RoundRecord(
@@ -60,7 +61,6 @@ def close_round(run: ServerRun, round_number: int, accepted: list[str]) -> Round
         **norms_of_round(run, accepted, validation),
     )
     run.rounds.append(record)
-    write_text_atomically("".join(item.model_dump_json() + "\n" for item in run.rounds), run.folder / ROUNDS_FILE)
     if run.tracking is not None:
         run.tracking.write(record)
     return record
@@ -113,7 +113,8 @@ def write_evidence(run: ServerRun, answers: dict[str, dict[str, Any]], failure: 
 def _results(run: ServerRun, answers: dict[str, dict[str, Any]]) -> Results:
     experiment, key = run.experiment, load_task(run.experiment).key_score
     best_is_final = run.best_round == experiment.federation.rounds - 1
-    sites = {site: _site_result(site, run, answers.get(site), best_is_final) for site in run.expected}
+    accepted = Counter(site for record in run.rounds for site in record.sites_accepted)
+    sites = {site: _site_result(site, run, answers.get(site), best_is_final, accepted[site]) for site in run.expected}
     means = {site: result.test[key].mean for site, result in sites.items() if key in result.test}
     defined = {site: mean for site, mean in means.items() if mean is not None}
     worst = min(defined, key=lambda site: (defined[site], site)) if defined else None
@@ -170,14 +171,14 @@ def _warnings(run: ServerRun, sites: Mapping[str, SiteResult], key: str, sites_w
     if fall := fall_line(run, run.final_validation):
         warnings.append(fall)
     if sites_without_test:
-        warnings.append(f"no test score from {', '.join(sites_without_test)}")
+        warnings.append(f"no test score from {names_text(sites_without_test)}")
     silent = {
         "test": [site for site, result in sites.items() if key in result.not_sent.get("best", [])],
         "validation": [site for site, result in sites.items() if result.not_sent.get("validation")],
     }
     for part, names in silent.items():
         if names:
-            warnings.append(f"{part} {key} of {', '.join(names)} {TOO_FEW}")
+            warnings.append(f"{part} {key} of {names_text(names)} {TOO_FEW}")
     return warnings
 
 
@@ -207,7 +208,9 @@ def score_text(score: float | None) -> str:
     return "undefined" if score is None else f"{score:.3f}"
 
 
-def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_is_final: bool) -> SiteResult:
+def _site_result(
+    site: str, run: ServerRun, answer: dict[str, Any] | None, best_is_final: bool, rounds_accepted: int
+) -> SiteResult:
     reported = answer or run.numbers.get(site, {})
     final = scores_of(reported, "final")
     best = final if best_is_final else scores_of(reported, "best")
@@ -219,7 +222,7 @@ def _site_result(site: str, run: ServerRun, answer: dict[str, Any] | None, best_
         test=best,
         test_final_model=final,
         bytes_sent=run.bytes_sent.get(site, {"weights": 0, "amplitude": 0, "numbers": 0}),
-        rounds_accepted=sum(site in record.sites_accepted for record in run.rounds),
+        rounds_accepted=rounds_accepted,
         amplitude_sent=site in run.amplitude_sites,
         amplitude_patients=run.amplitude_patients.get(site) if site in run.amplitude_sites else None,
         amplitude_noise=_noise(run).get(site),

@@ -1,6 +1,7 @@
 """What the server notes of the differences of a round: norms, outliers, and who pulled where when a score falls."""
 
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,8 +10,10 @@ from harmofl.core.direction import cosine_to_rest
 from harmofl.core.norm_rule import usual_norm, usual_steps
 from harmofl.core.server_rules import RoundMean
 from harmofl.evidence.results import RoundRecord
+from harmofl.flare.relay_message import GatheredAnswers, RoundMeasure
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.wire import UpdateMessage
+from harmofl.sections import outside_text
 
 FALL, LEAST_FALL = 0.2, 0.05  # of the score before, and of the score's scale: less comes and goes between rounds
 AWAY = -0.1  # a cosine below this points away; projections tell it within about 0.1
@@ -21,11 +24,44 @@ def open_round(run: ServerRun, weights: Mapping[str, Any]) -> RoundMean:
 
     They come from the run's record, so that a resumed run goes on with those of the round that was saved last.
     """
+    measure = round_measure(run)
+    return run.rule.open_round(weights, measure.usual, usual_steps=measure.usual_steps, first=measure.first)
+
+
+def round_measure(run: ServerRun) -> RoundMeasure:
+    """What the differences of the next round are held against, at the server and at relays."""
     last = run.rounds[-1] if run.rounds else None
     # what was added, and not what was sent: a norm that was scaled once must not widen the next round's limit
     added = [norm * last.scaled.get(site, 1.0) for site, norm in last.norm.items()] if last else []
     steps = usual_steps([last.steps[site] - last.skipped_steps[site] for site in last.norm]) if last else None
-    return run.rule.open_round(weights, usual_norm(added), usual_steps=steps, first=last is None)
+    return RoundMeasure(usual=usual_norm(added), usual_steps=steps, first=last is None)
+
+
+def merge_partial(mean: RoundMean, gathered: GatheredAnswers, run: ServerRun) -> None:
+    """Check the sum that a relay made of its sites' differences and add it; note what the relay has measured of each.
+
+    Raises:
+        ContributionError: see `RoundMean.merge`; also a sum of other sites or weights than those that came with it.
+    """
+    updates, partial = gathered.updates, gathered.partial
+    if partial is None or partial.count != len(updates):
+        told = 0 if partial is None else partial.count
+        raise ContributionError(
+            f"a sum of {outside_text(told)} differences came with the numbers of {len(updates)} sites"
+        )
+    weight = sum(contribution_weight(update, run) for update in updates.values())
+    if partial.weight != weight:
+        raise ContributionError(f"the sum has weight {outside_text(partial.weight)}, its sites have {weight} together")
+    sent = {site: notes.sent() for site, notes in gathered.notes.items()}
+    if missing := [site for site, held in sent.items() if held is None]:
+        raise ContributionError(f"the relay does not tell the norm of {outside_text(missing[0])}")
+    mean.merge(partial, [taken_steps(update) for update in updates.values()])
+    for site, held in sent.items():
+        assert held is not None
+        run.sent[site] = held
+        cosine = gathered.notes[site].cosine
+        if cosine is not None:
+            run.relay_cosine[site] = round(cosine, 3)
 
 
 def add_difference(mean: RoundMean, site: str, update: UpdateMessage, run: ServerRun) -> str:
@@ -74,11 +110,13 @@ def norms_of_round(run: ServerRun, accepted: list[str], validation: Mapping[str,
     """
     sent = {site: run.sent[site] for site in accepted if site in run.sent}
     run.sent.clear()
+    cosines = {site: run.relay_cosine[site] for site in accepted if site in run.relay_cosine}
+    run.relay_cosine.clear()
     return {
         "norm": {site: held.norm for site, held in sent.items()},
         "scaled": {site: held.factor for site, held in sent.items() if held.factor < 1},
         "outliers": {site: held.note for site, held in sent.items() if held.note},
-        "cosine": cosine_to_rest({site: held.direction for site, held in sent.items()}),
+        "cosine": cosine_to_rest({site: held.direction for site, held in sent.items()}) | cosines,
         "fall": fall_line(run, validation),
     }
 
@@ -130,13 +168,16 @@ def round_warnings(record: RoundRecord) -> list[str]:
 
 def run_warnings(run: ServerRun) -> list[str]:
     """What a reader of the scores must know: who was an outlier when, and when the score fell."""
-    rounds: dict[str, list[int]] = {}
+    rounds: Counter[str] = Counter()
+    first: dict[str, str] = {}
+    falls = []
     for record in run.rounds:
-        for site in record.outliers:
-            rounds.setdefault(site, []).append(record.round)
+        for site, note in record.outliers.items():
+            rounds[site] += 1
+            first.setdefault(site, f"round {record.round}: {note}")
+        falls += [record.fall] if record.fall else []
     lines = [
-        f"{site}: an outlier in {len(held)} of {len(run.rounds)} rounds (first: round {held[0]}: "
-        f"{next(record.outliers[site] for record in run.rounds if record.round == held[0])})"
+        f"{site}: an outlier in {held} of {len(run.rounds)} rounds (first: {first[site]})"
         for site, held in sorted(rounds.items())
     ]
-    return [*lines, *(record.fall for record in run.rounds if record.fall)]
+    return [*lines, *falls]

@@ -1,10 +1,11 @@
 """ServerRun: what the server knows about the run in progress, shared by its components through the FL context."""
 
+import itertools
 import math
 import shutil
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -21,8 +22,9 @@ from harmofl.core.partition import Partition, partition_of, select
 from harmofl.core.server_rules import ServerRule
 from harmofl.core.training import state_arrays
 from harmofl.data.findings import SharedFolderError, count_text
-from harmofl.evidence.results import RoundRecord
+from harmofl.evidence.results import ROUNDS_FILE, ResultsError, RoundRecord, iterate_rounds
 from harmofl.experiment import Experiment, ExperimentError, rules_problem
+from harmofl.flare.round_books import RoundBooks
 from harmofl.flare.run_owner import owner_of_resumed, submitter_of, write_owner
 from harmofl.flare.server_store import BEST_MODEL, checkpoint_path, lock_run, store_of
 from harmofl.flare.site import (
@@ -36,6 +38,7 @@ from harmofl.flare.state import Checkpoint, StateError, copy_atomically, write_t
 from harmofl.flare.task_header import TaskHeader
 from harmofl.flare.tracking import Tracking, open_tracking
 from harmofl.flare.wire import AmplitudeStatistic
+from harmofl.sections import names_text
 from harmofl.tasks import place_sites, untrained_network
 
 UNFINISHED_FILE = "unfinished.txt"
@@ -66,13 +69,14 @@ class ServerRun:
     best_score: float | None = None
     best_scores: dict[str, float] = field(default_factory=dict)  # by site
     final_validation: dict[str, float | None] = field(default_factory=dict)
-    rounds: list[RoundRecord] = field(default_factory=list)
     numbers: dict[str, dict[str, Any]] = field(default_factory=dict)  # by site, of its last accepted round
     first_counts: dict[str, dict[str, int]] = field(default_factory=dict)  # by site, what it said at first in this run
     bytes_sent: dict[str, dict[str, int]] = field(default_factory=dict)
     last_bytes: dict[str, int] = field(default_factory=dict)
     model_sha256: str = ""
     sent: dict[str, SentDifference] = field(default_factory=dict)  # of the round in progress
+    relay_cosine: dict[str, float] = field(default_factory=dict)  # of sites behind a relay, to its other sites
+    relays: dict[str, frozenset[str]] = field(default_factory=dict)  # that sum, and the sites behind each
     refused: dict[str, str] = field(default_factory=dict)
     started: float = field(default_factory=time.monotonic)
     task_begun: float = field(default_factory=lambda: time.monotonic())  # noqa: PLW0108 - read when called
@@ -81,6 +85,10 @@ class ServerRun:
     waiting: set[str] = field(default_factory=set)
     lock: IO[str] | None = None  # held while this job may write to the state of its run
     tracking: Tracking | None = None
+    rounds: RoundBooks = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.rounds = RoundBooks(*(place / ROUNDS_FILE for place in (self.folder, self.store) if place is not None))
 
     @property
     def estimates_in_first_round(self) -> bool:
@@ -175,7 +183,7 @@ class ServerRun:
 
     def reasons(self, sites: list[str], otherwise: str) -> str:
         """Why each of these sites is missing."""
-        return "; ".join(f"{site}: {self.refused.get(site, otherwise)}" for site in sites)
+        return names_text([f"{site}: {self.refused.get(site, otherwise)}" for site in sites], "; ")
 
     def begin(self, phase: str) -> None:
         """A task goes out to all sites; `phase` says when, for a line about a job that ends in it."""
@@ -194,7 +202,9 @@ class ServerRun:
 
     def _note_waiting(self) -> None:
         """Say where the job is in a file that a hard end leaves behind, be it of this process or of one at a site."""
-        missing = f", when {', '.join(sorted(self.waiting))} had not answered" if self.waiting else ""
+        # in the order of `expected`: sorting all of many sites after every answer would take longer than the answer
+        names = names_text([site for site in self.expected if site in self.waiting])
+        missing = f", when {names} had not answered" if self.waiting else ""
         write_text_atomically(f"the job ended {self.phase}{missing}\n", self.folder / UNFINISHED_FILE)
 
     def shortfall(self, answers: Collection[str]) -> str:
@@ -223,12 +233,12 @@ class ServerRun:
         return {site: score for site, score in told.items() if score is not None and math.isfinite(score)}
 
     def record(self) -> dict[str, Any]:
-        """The part that a checkpoint keeps, as plain JSON data."""
+        """The part that a checkpoint keeps, as plain JSON data; of the rounds the last one alone."""
         return {
             "best_round": self.best_round,
             "best_score": self.best_score,
             "best_scores": self.best_scores,
-            "rounds": [record.model_dump() for record in self.rounds],
+            "rounds": [record.model_dump() for record in self.rounds[-1:]],
             "bytes_sent": self.bytes_sent,
             "numbers": self.numbers,
             "first_counts": self.first_counts,
@@ -236,8 +246,12 @@ class ServerRun:
             "amplitude_noise": self.amplitude_noise,
         }
 
-    def continue_from(self, checkpoint: Checkpoint) -> None:
+    def continue_from(self, checkpoint: Checkpoint, books: Path | None = None) -> None:
         """Take over what a checkpoint kept.
+
+        Args:
+            checkpoint: with the record of its last round.
+            books: has the records of the rounds before that one; None to go on without them.
 
         Raises:
             ExperimentError: the checkpoint belongs to another experiment, or was made by other rules.
@@ -259,7 +273,7 @@ class ServerRun:
             self.amplitude = AmplitudeStatistic(checkpoint.amplitude.numpy(), checkpoint.amplitude_images)
             self.amplitude_sites = list(checkpoint.amplitude_sites)
         try:
-            self._take_over(checkpoint.record)
+            self._take_over(checkpoint.record, books)
         except (KeyError, TypeError, ValueError):
             raise StateError(
                 "the record of the checkpoint that federation.resume_from names has another form; copy it again from a "
@@ -268,9 +282,11 @@ class ServerRun:
         if checkpoint.server_moments:
             self.rule.moments = checkpoint.server_moments
 
-    def _take_over(self, kept: Mapping[str, Any]) -> None:
+    def _take_over(self, kept: Mapping[str, Any], books: Path | None) -> None:
         self.best_round, self.best_score = kept["best_round"], kept["best_score"]
-        self.rounds = [RoundRecord.model_validate(record) for record in kept["rounds"]]
+        held = [RoundRecord.model_validate(record) for record in kept["rounds"]]
+        missing = held[0].round if held and books is not None else 0  # a checkpoint of an earlier version has them all
+        self.rounds.replace(itertools.chain(_rounds_before(missing, books) if missing and books else (), held))
         self.best_scores = _best_scores(kept, self)
         self.bytes_sent, self.numbers = kept["bytes_sent"], kept["numbers"]
         self.first_counts = kept.get("first_counts", {})
@@ -315,7 +331,7 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
     if run.store is not None:
         run.lock = lock_run(run.store.with_name(f".{run.run_id}"))
     if path is not None:  # read again: until the lock was held another job could write it
-        run.continue_from(Checkpoint.load(path))
+        run.continue_from(Checkpoint.load(path), path.with_name(ROUNDS_FILE))
         _take_best_model(path.with_name(BEST_MODEL), run)
     run.tracking = open_tracking(experiment, run_id=run.run_id, sites=run.expected, folder=folder, fl_ctx=fl_ctx)
     if run.tracking is not None:
@@ -345,6 +361,44 @@ def refuse_relays(experiment: Experiment, clients: Collection[Client]) -> None:
             f"federation.aggregation '{experiment.federation.aggregation}' holds the differences of all sites, which a "
             f"federation with relays is too large for ({', '.join(behind)}: behind or above others); set it to 'mean'"
         )
+
+
+def relays_of(clients: Collection[Client]) -> dict[str, frozenset[str]]:
+    """By site that stands above others, and so sums, the sites directly below it; FLARE's site names say which.
+
+    Raises:
+        ExperimentError: a relay stands below another one, or is not connected.
+    """
+    ways = {client.name: str(client.get_fqsn() or client.name).split(".") for client in clients}
+    below: dict[str, set[str]] = {}
+    for site, way in ways.items():
+        if len(way) > 2:
+            raise ExperimentError(f"site {site} stands below {'.'.join(way[:-1])}: only one level of relays can sum")
+        if len(way) == 2:
+            below.setdefault(way[0], set()).add(site)
+    if missing := sorted(below.keys() - ways.keys()):
+        raise ExperimentError(f"{names_text(missing)}: the relay of other sites is not connected; start it")
+    return {relay: frozenset(sites) for relay, sites in below.items()}
+
+
+def _rounds_before(end: int, books: Path) -> Iterator[RoundRecord]:
+    """The records of the rounds 0 to `end` - 1 that lie beside the checkpoint of round `end`.
+
+    Raises:
+        StateError: one of them is not there.
+    """
+    fix = f"copy {ROUNDS_FILE} of that run beside the checkpoint"
+    expected = 0
+    try:
+        for record in itertools.islice(iterate_rounds(books), end):
+            if record.round != expected:
+                break
+            expected += 1
+            yield record
+    except ResultsError as error:
+        raise StateError(f"federation.resume_from: {error}; {fix}") from None
+    if expected < end:
+        raise StateError(f"federation.resume_from: {books} has no line of round {expected}; {fix}")
 
 
 def _best_scores(kept: Mapping[str, Any], run: ServerRun) -> dict[str, float]:

@@ -169,7 +169,10 @@ def most_bytes_of_answer(run: ServerRun) -> int:
     channels = load_task(run.experiment).in_channels
     shape = statistic_shape(settings.region, channels, data.height, data.width, settings.low_fraction)
     entries = run.initial_weights().values() if run.has_global_model else ()
-    return sum(value.nbytes + BYTES_OF_AN_ENTRY for value in entries) + 8 * math.prod(shape) + SLACK
+    model = sum(value.nbytes + BYTES_OF_AN_ENTRY for value in entries)
+    # a relay's sum has two integers of 8 bytes a value, and its sites' statistics
+    most = max((len(sites) for sites in run.relays.values()), default=0)
+    return (4 if most else 1) * model + (1 + most) * 8 * math.prod(shape) + SLACK
 
 
 class _Undecodable(dict[str, Any]):

@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import median
 from typing import Any, Protocol
 
 from nvflare.apis.analytix import AnalyticsDataType
@@ -18,9 +19,10 @@ from nvflare.apis.utils.analytix_utils import create_analytic_dxo
 
 from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import Experiment, ExperimentError
-from harmofl.sections import outside_text
+from harmofl.sections import names_text, outside_text
 
 SCALARS = ("validation", "loss", "seconds", "bytes_sent", "norm")  # of each site; `validation_mean` of all
+MOST_CURVES = 50  # sites with a curve of their own: TensorBoard has a thread and an open file for each
 ALL_SITES = "server"  # no site has FLARE's name of the server
 TENSORBOARD_FOLDER, MLFLOW_FILE = "tb_events", "mlflow.db"
 MLFLOW_URI_VARIABLE = "MLFLOW_TRACKING_URI"  # MLflow's own
@@ -73,13 +75,22 @@ class Tracking:
 
 
 def points(record: RoundRecord) -> Iterator[tuple[str, str, float]]:
-    """Origin, name and value of everything that is tracked of a round; undefined numbers leave a gap."""
+    """Origin, name and value of everything that is tracked of a round; undefined numbers leave a gap.
+
+    Of more than 50 sites it is the lowest, the median and the highest number of all.
+    """
     for name in SCALARS:
-        for site, value in getattr(record, name).items():
-            if value is not None:
-                yield site, name, float(value)
+        held = {site: float(value) for site, value in getattr(record, name).items() if value is not None}
+        if len(record.sites_accepted) > MOST_CURVES:
+            held = _spread(list(held.values()))
+        for origin, value in held.items():
+            yield origin, name, value
     if record.validation_mean is not None:
         yield ALL_SITES, "validation_mean", record.validation_mean
+
+
+def _spread(values: list[float]) -> dict[str, float]:
+    return {"lowest": min(values), "median": median(values), "highest": max(values)} if values else {}
 
 
 def open_tracking(
@@ -151,7 +162,7 @@ class MlflowSink:
         self._client = MlflowClient(address)
         known = self._client.get_experiment_by_name(experiment.name)
         place = known.experiment_id if known else self._client.create_experiment(experiment.name)
-        tags = {"run_id": run_id, "experiment_hash": experiment.hash, "sites": ", ".join(sites)}
+        tags = {"run_id": run_id, "experiment_hash": experiment.hash, "sites": names_text(sites)}
         self._run: str = self._client.create_run(place, run_name=run_id, tags=tags).info.run_id
         self._points: list[tuple[str, float, int]] = []
         for key, value in _flat(experiment.model_dump(mode="json", exclude={"demo": True, "data": {"simulated_root"}})):

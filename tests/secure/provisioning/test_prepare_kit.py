@@ -26,6 +26,18 @@ class TestPrepareKit:
         assert sorted(set(after) - set(before)) == sorted(Path("local") / name for name in names)
         assert is_signed(site)
 
+    def test_a_relay_gets_no_privacy_file(self, kit: Callable[[str], Path], images: Path) -> None:
+        relay = kit("HK")
+        written = KIT_SCRIPT.prepare_kit(relay, relay=True, preinstalled=True)
+        names = ["authorization.json", "log_config.json", "resources.json"]
+        assert written == [relay / "local" / name for name in names]
+        assert "harmofl.flare.executor.HarmoFLExecutor" in read(relay / "local" / "resources.json")["class_allow_list"]
+        with pytest.raises(KIT_SCRIPT.KitError, match="HK: a relay has no images"):
+            KIT_SCRIPT.prepare_kit(relay, relay=True, data_root=images)
+        (relay / "local" / "privacy.json").write_text("{}")
+        with pytest.raises(KIT_SCRIPT.KitError, match="lets no sum of others out"):
+            KIT_SCRIPT.prepare_kit(relay, relay=True)
+
     def test_again_changes_nothing(self, kit: Callable[[str], Path], images: Path) -> None:
         site = kit("HK")
         KIT_SCRIPT.prepare_kit(site, data_root=images)

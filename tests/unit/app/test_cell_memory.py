@@ -39,10 +39,10 @@ def test_the_images_of_all_sites_are_counted_and_demo_data_is_not(resolve: Resol
     assert images_bytes(resolve(), {}) == 0
 
 
-def test_the_server_holds_four_models_and_every_site_s_difference(resolve: Resolve) -> None:
+def test_the_server_holds_sums_and_models_and_one_site_s_difference(resolve: Resolve) -> None:
     values = sum(parameter.numel() for parameter in untrained_network(resolve()).parameters())
-    # two float64 accumulators, two float32 models, two float32 differences
-    assert server_bytes(resolve(), 2) == values * (2 * 8 + 2 * 4 + 2 * 4)
+    # three sums of 8 bytes, two float32 models, a difference in float32 and in float64
+    assert server_bytes(resolve()) == values * (3 * 8 + 2 * 4 + 4 + 8)
 
 
 def test_fewer_cells_fit_where_the_images_of_all_sites_are_large(
@@ -53,7 +53,7 @@ def test_fewer_cells_fit_where_the_images_of_all_sites_are_large(
     monkeypatch.setattr(costs, "PROCESS_BYTES", 0)  # else the images of this test would not count
     average, pooled = resolve("method=fedavg"), resolve("method=central")
     roots = dict.fromkeys(SITES, sites_root)
-    bare = costs.training_bytes(average) + server_bytes(average, 2)
+    bare = costs.training_bytes(average) + server_bytes(average)
     memory = psutil.virtual_memory()._replace(available=int(4 * (bare + IMAGES) / costs.SPARED) + 1000)
     monkeypatch.setattr(costs.psutil, "virtual_memory", lambda: memory)
     assert fitting_cells([cell(average, tmp_path)], roots) == 4

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harmofl.core.drift import client_drift, mean_distance, profile_distances
+from harmofl.core.drift import Drift, DriftOfRound, mean_distance, profile_distances
+
+
+def client_drift(differences: list[dict[str, np.ndarray]], parameters: set[str]) -> Drift:
+    """What a round of these updates has, one after the other."""
+    of_round = DriftOfRound(parameters)
+    for difference in differences:
+        of_round.add(difference)
+    return of_round.drift()
 
 
 def updates(seed: int, sites: int) -> list[dict[str, np.ndarray]]:

@@ -303,7 +303,7 @@ def test_patients_are_the_units_of_what_a_site_sends(run, numbers):
 def test_the_record_survives_a_checkpoint(run):
     kept = json.loads(json.dumps(run.record()))
     assert kept["best_round"] == 1
-    assert len(kept["rounds"]) == 3
+    assert [record["round"] for record in kept["rounds"]] == [2]
     assert kept["bytes_sent"]["A"] == {"weights": 100, "amplitude": 8}
 
 
