@@ -54,7 +54,7 @@ def write_comparison(
         gallery: example images, None where the page shall have none.
         folder: exists.
     """
-    replace_text(folder / COMPARISON_FILE, comparison.model_dump_json(indent=1) + "\n")
+    write_results(comparison, folder)
     replace_text(folder / TABLE_FILE, table(comparison, records))
     write_page(
         "comparison.html.j2",
@@ -79,6 +79,11 @@ def write_comparison(
         pairs=pair_distances(gallery) if gallery else [],
         band_name=band_name,
     )
+
+
+def write_results(comparison: Comparison, folder: Path) -> None:
+    """Write comparison.json alone."""
+    replace_text(folder / COMPARISON_FILE, comparison.model_dump_json(indent=1) + "\n")
 
 
 def table(comparison: Comparison, records: Mapping[str, CellRecord]) -> str:

@@ -31,12 +31,16 @@ class FinishedRun:
         final_validation: mean over sites of the validation score of the last model.
         drift: client drift by round.
         unseen: scores of the sites that took no part, in the form of a site's answer to the evaluation.
+        scoring_seconds: of the evaluation after the last round.
+        report_seconds: of writing results.json and report.html.
         trained_from: the weights that the last round began with, and by site what its training added to them.
     """
 
     final_validation: float | None
     drift: list[Drift]
     unseen: dict[str, dict[str, Any]]
+    scoring_seconds: float
+    report_seconds: float
     trained_from: Arrays
     differences: dict[str, Arrays]
 
@@ -57,6 +61,7 @@ class InProcessFederation:
         data_roots: Mapping[str, Path] | None = None,
         *,
         unseen: Iterable[str] = (),
+        shared_data: Path | None = None,
         threads: int | None = 1,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -68,6 +73,7 @@ class InProcessFederation:
             folder: receives the evidence and model files in `run/`, the sites' state in `sites/`.
             data_roots: by site the root of its data; None trains on demo data.
             unseen: sites that take no part and are only evaluated.
+            shared_data: where demo data and decoded images are kept for other runs too; None keeps them in `sites/`.
             threads: of torch; None leaves them as they are.
             should_stop: asked between batches.
         """
@@ -86,6 +92,7 @@ class InProcessFederation:
                     simulated=True,
                     data_root=data_roots[site] if data_roots else None,
                     state_root=folder / "sites" / site,
+                    shared_data=shared_data,
                     workers=None if data_roots else 0,
                     threads=threads,
                     minimum_cases=1,  # as in the simulator: the job's own minimum holds
@@ -113,10 +120,14 @@ class InProcessFederation:
             before = self.weights
             differences = self.train_round(round_number)
             drift.append(client_drift(list(differences.values()), self.run_state.partition.parameters))
-        final_validation = self._evaluate()
+        trained = time.monotonic()
+        answers = self._evaluate()
         task, best = self._final_task(), run.best_round
         unseen = {site: self.participants[site].evaluate(task, best).numbers for site in self.unseen}
-        return FinishedRun(final_validation, drift, unseen, before, differences)
+        scored = time.monotonic()
+        write_evidence(run, answers)
+        seconds = (scored - trained, time.monotonic() - scored)
+        return FinishedRun(mean_validation(run.final_validation), drift, unseen, *seconds, before, differences)
 
     def gather_amplitude(self) -> None:
         """Freeze the mean of the amplitudes that sites measure before training."""
@@ -171,8 +182,8 @@ class InProcessFederation:
     def _final_task(self) -> ModelMessage:
         return ModelMessage(self.weights, self.run_state.amplitude, best_weights(self.run_state))
 
-    def _evaluate(self) -> float | None:
-        """Score final and best model on the test data and write the evidence; returns the final validation score."""
+    def _evaluate(self) -> dict[str, dict[str, Any]]:
+        """Score final and best model on the test data and settle which is best; returns the sites' numbers."""
         run = self.run_state
         task = self._final_task()
         answers = {site: self.participants[site].evaluate(task, run.best_round) for site in run.expected}
@@ -180,5 +191,4 @@ class InProcessFederation:
             self._take(site, answer, EVALUATE_TASK)
         validation = {site: answer.numbers.get("validation") for site, answer in answers.items()}
         save_at_the_end(self.weights, run, validation, self.experiment.federation.rounds)
-        write_evidence(run, {site: answer.numbers for site, answer in answers.items()})
-        return mean_validation(validation)
+        return {site: answer.numbers for site, answer in answers.items()}

@@ -237,7 +237,7 @@ def test_a_stopped_comparison_goes_on_and_a_failing_cell_stops_no_other(
     written = (first.folder / "cell.json").stat().st_mtime_ns
 
     command = ["compare", str(job), "--demo", "--methods", "fedavg", "--seeds", "0", "-o", str(out)]
-    command += ["--sweep", "training.learning_rate=0.001,1e39", "--no-images", "--no-landscape"]
+    command += ["--sweep", "training.learning_rate=0.001,1e39", "--no-images"]
     assert main(command) == 1
     said = capsys.readouterr().out.splitlines()
     assert "3 cells, 1 of them finished before" in said[0]
@@ -267,7 +267,7 @@ def test_a_comparison_of_files_runs_again_when_one_changes(tmp_path: Path, capsy
     job, data = write_small_job(tmp_path / "job"), tmp_path / "data"
     for site in SITES:
         write_site(data / site)
-    command = ["compare", str(job), "--data", str(data), "--methods", "fedavg", "--seeds", "0", "--no-landscape"]
+    command = ["compare", str(job), "--data", str(data), "--methods", "fedavg", "--seeds", "0"]
     assert main([*command, "-o", str(tmp_path / "out")]) == 0
     told = read_comparison(tmp_path / "out" / "comparison.json")
     assert not told.demo and told.methods[0].method == "fedavg"
