@@ -194,7 +194,7 @@ class Participant:
         return self._amplitude.offer
 
     def train(self, round_number: int, received: ModelMessage, best_round: int | None = None) -> UpdateMessage:
-        """Score the received model on validation data, train it for one round, answer with the difference.
+        """Score the received model on validation data, if it is due, train it, answer with the difference.
 
         Args:
             round_number: of this round.
@@ -208,11 +208,13 @@ class Participant:
         make_deterministic(self.device)
         network = self._placed(self._local.before_round(received.weights, round_number))
         normalization = self._normalization(received.amplitude)
-        validation = self._evaluate(network, normalization, "validation", "received")
+        validation: dict[str, Any] = {}  # not scored, which is no undefined score
+        if self._experiment.federation.validates(round_number):
+            validation = self._validation(self._evaluate(network, normalization, "validation", "received"))
+            if self._local.begins_anew:
+                validation["validation"] = None
         before = self._local.shared(network)
-        numbers = self._counts() | self._validation(validation) | {"received_sha256": arrays_sha256(before)}
-        if self._local.begins_anew:
-            numbers["validation"] = None
+        numbers = self._counts() | validation | {"received_sha256": arrays_sha256(before)}
         if not self._trains:
             return UpdateMessage(numbers=numbers | {"seconds": round(time.monotonic() - started, 2)})
         optimizer = self._optimizer(network, round_number)
