@@ -248,6 +248,12 @@ def test_a_stopped_comparison_goes_on_and_a_failing_cell_stops_no_other(
     assert list(told.failed) == ["fedavg seed 0, training.learning_rate=1e+39"] and len(told.uses) == 2
     assert "failed" in (out / "comparison.html").read_text()
     assert not list(out.glob("cells/*/sites")), "what sites kept for the run is gone"
+    assert not (out / "shared_data").exists(), "so is what the runs shared"
+    spent = next(line for line in said if " of all processes went to other things than training and scoring" in line)
+    assert f"compare: {told.share_beside:.1%} of " in spent
+    assert {"start", "reading", "training", "scoring", "report", "page", "planning", "landscape"} <= told.spent.keys()
+    beside = sum(seconds for part, seconds in told.spent.items() if part not in ("training", "scoring"))
+    assert told.share_beside == pytest.approx(beside / sum(told.spent.values()))
     assert finished_record(replace(first, key=first.key.model_copy(update={"version": "0.0.9"}))) is None
 
 
