@@ -60,7 +60,7 @@ def test_experiments_that_differ_in_training_alone_share_demo_data() -> None:
     for key, value in {"method": "fedavg", "training.learning_rate": 1.0, "federation.rounds": 9}.items():
         other = demo_of("prostate", {key: value})
         assert other.hash != plain.hash and demo_folder(folder, "HK", other) == place
-    for key, value in {"seed": 7, "demo.data": {"cases": 9}, "data.height": 96}.items():
+    for key, value in {"seed": 7, "demo.data": {"cases": 9}, "data.height": 96, "reader.slices": "all"}.items():
         assert demo_folder(folder, "HK", demo_of("prostate", {key: value})) != place, key
     assert demo_folder(folder, "UCL", plain) != place
 

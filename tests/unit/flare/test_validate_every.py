@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from harmofl.core.norm_rule import SentDifference
 from harmofl.evidence.curves import validation_points
-from harmofl.evidence.results import Results, read_results, read_rounds
+from harmofl.evidence.results import read_rounds
 from harmofl.experiment import Experiment, FederationSettings, resolve, set_key
 from harmofl.flare.in_process import InProcessFederation
 from harmofl.flare.live import progress
 from harmofl.flare.participant import Participant
 from harmofl.flare.persistor import keep_received_if_best, save_at_the_end, save_model_file
-from harmofl.flare.record import close_round, write_evidence
+from harmofl.flare.record import _results, close_round
 from harmofl.flare.round_norms import fall_line
 from harmofl.flare.server_run import ServerRun
 from harmofl.flare.server_store import FINAL_MODEL
@@ -96,8 +96,7 @@ def test_the_best_model_is_one_of_those_that_were_scored(
         answer_to(run, number, {"A": SCORES[number], "B": SCORES[number]})
     save_at_the_end(model_of(4), run, {"A": final, "B": final}, 5)
     assert run.best_round == best
-    write_evidence(run, {site: {"validation": final} for site in "AB"})
-    told = read_results(run.folder / "results.json")
+    told = _results(run, {site: {"validation": final} for site in "AB"})
     shown = f"over sites, of the models that were scored (federation.validate_every {every}): "
     assert (shown in told.best_reason) == (every > 1)
     assert told.experiment["federation"]["validate_every"] == every
@@ -158,15 +157,15 @@ def test_a_curve_leads_over_the_rounds_that_did_not_score(make_run: Callable[...
     for number in range(5):
         answer_to(run, number, {"A": SCORES[number]})
     save_at_the_end(model_of(4), run, {"A": 0.4}, 5)
-    write_evidence(run, {"A": {"validation": 0.4}})
-    results: Results = read_results(run.folder / "results.json")
-    points = validation_points(results, read_rounds(run.folder / "round_metrics.jsonl"))
+    points = validation_points(
+        _results(run, {"A": {"validation": 0.4}}), read_rounds(run.folder / "round_metrics.jsonl")
+    )
     assert points["A"] == {0: 0.1, 2: 0.9, 4: 0.6, 5: 0.4}
 
 
 @pytest.fixture
 def small(written: dict[str, Any]) -> Callable[[int], Experiment]:
-    written["demo"] = {"data": {"cases": 4, "matrix": 64, "slices": 3}}
+    written["demo"] = {"data": {"cases": 3, "matrix": 64, "slices": 3}}
     for key, value in {"federation.rounds": 4, "amplitude.minimum_cases": 1, "training.learning_rate": 0.5}.items():
         set_key(written, key, value)
 
@@ -192,7 +191,8 @@ def test_training_is_that_of_a_run_that_scores_every_round(
     models = []
     for every in (1, 3):
         scored.clear()
-        run = InProcessFederation(small(every), ["HK", "UCL"], tmp_path / str(every))
+        run = InProcessFederation(small(every), ["HK", "UCL"], tmp_path / str(every), shared_data=tmp_path / "shared")
+        monkeypatch.setattr("harmofl.flare.in_process.write_evidence", lambda *_: None)
         run.run()
         models.append(run.weights)
         # rounds 0 and 3, of which the last one is in step; the last model is always scored
