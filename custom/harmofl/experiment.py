@@ -21,6 +21,7 @@ LEFT_OUT_AT_DEFAULT: dict[str, Any] = {
     "federation.norm_bound": None,
     "federation.aggregation": "mean",
     "federation.trimmed_share": 0.2,
+    "federation.validate_every": 1,
 }
 # What settings do not say and yet decides what is learned, or from whom. Raise a number with every such change: it
 # enters every hash, and a run, a checkpoint or a site's state of another number is refused by name. Whatever was made
@@ -155,6 +156,11 @@ class TrainingSettings(Section):
     contrastive_temperature: Positive = 0.5
 
 
+def is_scored(round_number: int, *, rounds: int, every: int) -> bool:
+    """Whether the model that a round begins with is scored: see `FederationSettings.validates`."""
+    return round_number % every == 0 or round_number >= rounds - 1
+
+
 class FederationSettings(Section):
     """Rounds and rules of the federation; times in seconds.
 
@@ -166,7 +172,8 @@ class FederationSettings(Section):
     cuts `trimmed_share` of the sites off at each end, hold the differences of all sites. The mean of an entry is off
     by at most 2^-30 of its scale: the largest magnitude in the model that was sent, rounded up to a power of two, and
     at least `scale_floor`, a power of two. Of the default, 1, that is half of the last digit of a float32 of 1/64: no
-    more than weights of that size are rounded by in any case.
+    more than weights of that size are rounded by in any case. `validate_every` rounds the sites score the model that
+    they receive; the last model is always scored, and the best one is among those.
     """
 
     rounds: Count
@@ -185,6 +192,7 @@ class FederationSettings(Section):
     exchange: Literal["float32", "float16"] = "float32"
     round_timeout: Annotated[int, Field(ge=60, le=LONGEST_WAIT)] = 24 * 3600
     straggler_wait: Annotated[int, Field(ge=0, le=LONGEST_WAIT)] = 600
+    validate_every: Count = 1
     resume_from: str | None = None
     tracking: Literal["tensorboard", "mlflow", "none"] = "tensorboard"
 
@@ -194,6 +202,21 @@ class FederationSettings(Section):
         if math.frexp(floor)[0] != 0.5:
             raise ValueError(f"must be a power of two, such as {2.0 ** math.floor(math.log2(floor)):g}")
         return floor
+
+    def validates(self, round_number: int) -> bool:
+        """Whether the sites score the model that a round begins with: every so many rounds, and in the last round.
+
+        Round 0 has the untrained model, which is never the best one. The model that comes out of the last round is
+        scored by the evaluation, whatever the number.
+        """
+        return is_scored(round_number, rounds=self.rounds, every=self.validate_every)
+
+    @property
+    def share_validated(self) -> float:
+        """In which share of the rounds the sites score the model that they receive."""
+        in_step = -(-self.rounds // self.validate_every)
+        last_beside = (self.rounds - 1) % self.validate_every > 0
+        return (in_step + last_beside) / self.rounds
 
 
 class DemoSettings(Section):

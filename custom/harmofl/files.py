@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any
 
-PART = ".part"
+PART, LOCK = ".part", ".lock"
 
 
 @contextmanager
@@ -61,6 +61,15 @@ def part_folder(folder: Path) -> Iterator[Path]:
     finally:
         shutil.rmtree(part, ignore_errors=True)
         os.close(handle)
+
+
+@contextmanager
+def locked_folder(folder: Path) -> Iterator[Path]:
+    """A folder, made for its owner alone if it is missing, that one process at a time has; others wait."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (folder / LOCK).open("w") as held:
+        _lock(held.fileno())
+        yield folder
 
 
 def remove_leftovers(folder: Path, name: str = "*") -> None:

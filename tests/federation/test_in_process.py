@@ -1,7 +1,8 @@
 """A run in one process is FLARE's run, bit for bit.
 
 Two settings between them have what methods are made of: shared amplitude before training or out of the first round,
-perturbation, a proximal term, layers that stay at the site, Adam at the server, weights by samples.
+perturbation, a proximal term, layers that stay at the site, Adam at the server, weights by samples, and a round
+that does not score the received model.
 """
 
 from pathlib import Path
@@ -33,9 +34,10 @@ SITES = ["BIDMC", "HK"]
             "federation.server_learning_rate": 0.03,
             "federation.weights": "samples",
             "federation.exchange": "float16",
+            "federation.validate_every": 2,
         },
     ],
-    ids=["harmofl", "amplitude_of_the_first_round_local_norm_proximal_term_server_adam_and_float16"],
+    ids=["harmofl", "amplitude_of_the_first_round_local_norm_proximal_term_server_adam_float16_unscored_round"],
 )
 def test_weights_best_round_and_scores_are_those_of_flare(
     run_job: RunJob, tmp_path: Path, settings: dict[str, Any]

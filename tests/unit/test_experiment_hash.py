@@ -167,7 +167,7 @@ def test_what_is_left_out_at_its_default_is_a_setting_with_that_default(written)
 def test_settings_that_came_later_do_not_enter_the_hash_where_a_run_is_what_it_was(written):
     set_key(written, "federation.norm_bound", None)
     experiment = resolve(written)
-    later = {"norm_bound", "aggregation", "trimmed_share"}
+    later = {"norm_bound", "aggregation", "trimmed_share", "validate_every"}
     left_out = {"data": {"simulated_root"}, "demo": {"overrides"}}
     times_and_places = {"resume_from", "round_timeout", "straggler_wait", "tracking"}
     left_out |= {"federation": times_and_places | later}

@@ -6,7 +6,8 @@ import shutil
 import sys
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from harmofl.app.job import Job
 from harmofl.evidence.comparison import CELL_FILE, CellKey, CellRecord, DriftRecord, SiteScores
 from harmofl.evidence.results import ROUNDS_FILE, Results, read_results, read_rounds
+from harmofl.evidence.time_spent import PARTS, Part
 
 if TYPE_CHECKING:
     from harmofl.experiment import Experiment
@@ -35,6 +37,8 @@ class CellPlan:
         data_roots: by site; None for demo data.
         threads: of torch.
         landscape: also measure the loss around the models.
+        shared_data: folder that the cells of a comparison keep demo data and decoded images in; None shares nothing.
+        asked_at: by `time.monotonic`, when the process was asked for; None where nobody wants to know.
     """
 
     folder: Path
@@ -44,6 +48,8 @@ class CellPlan:
     data_roots: Mapping[str, Path] | None
     threads: int
     landscape: bool
+    shared_data: Path | None = None
+    asked_at: float | None = None
 
     @property
     def progress_file(self) -> Path:
@@ -82,37 +88,75 @@ def _one_line(error: Exception) -> str:
 
 
 def _measure(plan: CellPlan) -> CellRecord:
+    # loaded already where this process was forked from the one that has it
+    import harmofl.app.cell_imports  # noqa: F401
     from harmofl.flare.in_process import InProcessFederation
     from harmofl.tasks import resolve_experiment
 
-    started, parent = time.monotonic(), multiprocessing.parent_process()
+    spent, parent = dict.fromkeys(PARTS, 0.0), multiprocessing.parent_process()
+    if plan.asked_at is not None:
+        spent["start"] = time.monotonic() - plan.asked_at
     job = Job.read(plan.job, plan.overrides)
     job.admit_task(own_code=True)
     experiment = resolve_experiment(job.settings, demo=plan.data_roots is None)
     left_out = plan.key.left_out
-    federation = InProcessFederation(
-        experiment,
-        [site for site in plan.key.sites if site != left_out],
-        plan.folder,
-        plan.data_roots,
-        unseen=[left_out] if left_out else [],
-        threads=plan.threads,
-        # nobody waits for this cell any more
-        should_stop=lambda: parent is not None and not parent.is_alive(),
-    )
-    finished = federation.run()
-    seconds = round(time.monotonic() - started, 1)  # what explains the run is not the method's cost
-    return _record(plan, experiment, federation, finished, seconds)
+    with _timed(spent, "start"):
+        federation = InProcessFederation(
+            experiment,
+            [site for site in plan.key.sites if site != left_out],
+            plan.folder,
+            plan.data_roots,
+            unseen=[left_out] if left_out else [],
+            shared_data=plan.shared_data,
+            threads=plan.threads,
+            # nobody waits for this cell any more
+            should_stop=lambda: parent is not None and not parent.is_alive(),
+        )
+    finished = _run(federation, spent)
+    explained = _explained(plan, federation, finished, spent)
+    return _record(plan, experiment, finished, explained, spent)
+
+
+def _run(federation: "InProcessFederation", spent: dict[Part, float]) -> "FinishedRun":
+    with _timed(spent, "reading"):
+        for participant in federation.participants.values():
+            _ = participant.data
+    with _timed(spent, "training"):
+        finished = federation.run()
+    spent["scoring"], spent["report"] = finished.scoring_seconds, finished.report_seconds
+    spent["training"] -= spent["scoring"] + spent["report"]
+    return finished
+
+
+@contextmanager
+def _timed(spent: dict[Part, float], part: Part) -> Iterator[None]:
+    started = time.monotonic()
+    yield
+    spent[part] += time.monotonic() - started
+
+
+def _explained(
+    plan: CellPlan, federation: "InProcessFederation", finished: "FinishedRun", spent: dict[Part, float]
+) -> dict[str, Any]:
+    """What explains the run, by field of its record."""
+    from harmofl.app.explanation import amplitude_distances, landscape_of
+
+    told: dict[str, Any] = {"landscape": None}
+    with _timed(spent, "explaining"):
+        told["amplitude_distance"] = amplitude_distances(federation)
+    if plan.landscape:
+        with _timed(spent, "landscape"):
+            told["landscape"] = landscape_of(federation, finished)
+    return told
 
 
 def _record(
     plan: CellPlan,
     experiment: "Experiment",
-    federation: "InProcessFederation",
     finished: "FinishedRun",
-    seconds: float,
+    explained: Mapping[str, Any],
+    spent: Mapping[Part, float],
 ) -> CellRecord:
-    from harmofl.app.explanation import amplitude_distances, landscape_of
     from harmofl.flare.record import scores_of
 
     results, rounds = read_results(plan.folder / RUN / "results.json"), read_rounds(plan.progress_file)
@@ -137,11 +181,12 @@ def _record(
         scores=scores,
         validation=[*(record.validation_mean for record in rounds), finished.final_validation],
         drift=[DriftRecord(**vars(drift)) for drift in finished.drift],
-        amplitude_distance=amplitude_distances(federation),
-        landscape=landscape_of(federation, finished) if plan.landscape else None,
         test_over_training=_test_over_training(results),
         passes=steps * (2 if experiment.perturbation.alpha > 0 else 1),
-        seconds=seconds,
+        # where the data comes from and what explains the run is not the method's cost
+        seconds=round(spent["training"] + spent["scoring"], 1),
+        spent={part: round(seconds, 2) for part, seconds in spent.items() if seconds > 0},
+        **explained,
     )
 
 

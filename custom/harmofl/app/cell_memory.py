@@ -15,7 +15,9 @@ SERVER_BYTES = 8 + 2 * 8 + 4 + 8 + 2 * 4
 
 
 def fitting_cells(cells: Sequence[Cell], roots: Mapping[str, Path]) -> int:
-    """As many as fit where every process holds the data of all its sites, at least 1.
+    """As many as fit, at least 1.
+
+    Cells map the images of all sites from files that they share: those that read them alike hold them once.
 
     Args:
         cells: of one comparison; the one that needs most decides.
@@ -24,16 +26,24 @@ def fitting_cells(cells: Sequence[Cell], roots: Mapping[str, Path]) -> int:
     images: dict[str, int] = {}  # by what decides them: reading all data takes time, and most cells read it alike
     fitting: dict[str, int] = {}
     for cell in cells:
-        experiment, pooled = cell.experiment, cell.experiment.federation.pooled_data
-        reading = repr((experiment.data, experiment.reader, experiment.amplitude.intensity))
+        reading = _reading(cell.experiment)
         if reading not in images:
-            images[reading] = images_bytes(experiment, roots)
-        demand = repr((reading, experiment.network, experiment.training, pooled))
+            images[reading] = images_bytes(cell.experiment, roots)
+    alike = len(images) == 1
+    for cell in cells:
+        experiment, reading = cell.experiment, _reading(cell.experiment)
+        demand = repr((reading, experiment.network, experiment.training))
         if demand not in fitting:
-            held = images[reading] * (2 if pooled else 1)  # the site that trains has a copy of every other one's
-            beside = held + server_bytes(experiment)
-            fitting[demand] = fitting_processes(experiment, beside)
+            server, held = server_bytes(experiment), images[reading]
+            fitting[demand] = fitting_processes(
+                experiment, server if alike else server + held, together=held if alike else 0
+            )
     return min(fitting.values(), default=1)
+
+
+def _reading(experiment: Experiment) -> str:
+    """What decides the decoded images of an experiment."""
+    return repr((experiment.data, experiment.reader, experiment.amplitude.intensity))
 
 
 def images_bytes(experiment: Experiment, roots: Mapping[str, Path]) -> int:

@@ -134,7 +134,8 @@ def _show_costs(console: Console, sites: Sequence[SiteInspection], experiment: E
 
 def _round_seconds(site: SiteInspection, pace: Pace, experiment: Experiment) -> float:
     images = site.report.training_images * experiment.training.local_epochs
-    return images * pace.training + site.report.validation_images * pace.prediction
+    validation = site.report.validation_images * experiment.federation.share_validated
+    return images * pace.training + validation * pace.prediction
 
 
 def size_text(count: float) -> str:

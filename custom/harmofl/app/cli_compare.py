@@ -36,7 +36,7 @@ def add_compare(
         help="also train without each site in turn and score on it, as a hospital that took no part",
     )
     _add_places(command)
-    command.add_argument("--no-landscape", action="store_true", help="leave out the loss around the models, for time")
+    command.add_argument("--landscape", action="store_true", help="also show the loss around the models of each method")
     command.add_argument("--no-images", action="store_true", help="put no image of a site on the page")
     return command
 
@@ -81,7 +81,7 @@ def run_compare(options: argparse.Namespace) -> int:
             demo=options.demo,
             output=options.output,
             processes=options.processes,
-            landscape=not options.no_landscape,
+            landscape=options.landscape,
             images=not options.no_images,
         )
     )

@@ -1,14 +1,15 @@
 """`harmofl compare`: methods, seeds and sweeps side by side on one job, and a page that says what came out."""
 
 import os
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from harmofl.app.comparison_folder import hold_folder, usable_output
+from harmofl.app.comparison_folder import SHARED, hold_folder, usable_output
 from harmofl.app.grid import Cell, Grid, cells_of_other_rules, finished_record, run_cells, spoken
 from harmofl.app.grid_plan import Request, plan_grid, resolved
 from harmofl.app.job import Job, JobError, read_job
@@ -16,6 +17,7 @@ from harmofl.app.simulate import missing_folders, placed
 from harmofl.data.findings import count_text
 from harmofl.evidence.comparison import COMPARISON_FILE, PAGE_FILE, TABLE_FILE, CellRecord
 from harmofl.evidence.comparison_summary import GridResult, summarize_grid
+from harmofl.evidence.time_spent import Part, added_up, share_beside, spent_line
 from harmofl.experiment import Experiment, ExperimentError, parse_assignment
 from harmofl.methods import method_overrides
 
@@ -44,12 +46,19 @@ def compare(request: Request) -> int:
         return 1
     grid = plan_grid(job, base, request, roots, output)
     with hold_folder(output, base.name):
-        failures = _run_open_cells(grid, request.processes, roots, output)
-        records = {cell.name: record for cell in grid.cells if (record := finished_record(cell.plan))}
+        ready = _ready_cells(grid, request.processes, roots, output)
+        planned = time.monotonic()
+        try:
+            failures = _run(ready, grid)
+            records = {cell.name: record for cell in grid.cells if (record := finished_record(cell.plan))}
+            ended = time.monotonic()
+            gallery = _examples(job, request, roots, output / SHARED) if request.images and records else None
+        finally:
+            shutil.rmtree(output / SHARED, ignore_errors=True)
         if records:
+            spent: dict[Part, float] = {"planning": planned - started, "pictures": time.monotonic() - ended}
             seconds = round(time.monotonic() - started, 1)
-            result = _result(grid, records, failures, base, request.assignments, seconds=seconds)
-            _write(result, _examples(job, request, roots) if request.images else None, output)
+            _write(_result(grid, records, failures, base, request.assignments, seconds=seconds), gallery, spent, output)
     if failures:
         named = ", ".join(cell.label for cell in grid.cells if cell.name in failures)
         _say(
@@ -59,8 +68,8 @@ def compare(request: Request) -> int:
     return 1 if failures or not records else 0
 
 
-def _run_open_cells(grid: Grid, processes: int | None, roots: Mapping[str, Path], output: Path) -> dict[str, str]:
-    """Run the cells that are not finished; returns by the cell's name why it failed."""
+def _ready_cells(grid: Grid, processes: int | None, roots: Mapping[str, Path], output: Path) -> tuple[list[Cell], int]:
+    """The cells that are not finished, and how many of them to run at a time; says what is to come."""
     for line in cells_of_other_rules(output):
         _say(line)
     for problem in grid.not_left_out.values():
@@ -69,9 +78,13 @@ def _run_open_cells(grid: Grid, processes: int | None, roots: Mapping[str, Path]
     at_a_time = processes or _fitting(open_cells, roots)
     _say(_announcement(grid, open_cells, at_a_time, roots, output))
     threads = max(1, _cores() // max(1, at_a_time))
-    ready = [replace(cell, plan=replace(cell.plan, threads=threads)) for cell in open_cells]
+    return [replace(cell, plan=replace(cell.plan, threads=threads)) for cell in open_cells], at_a_time
+
+
+def _run(ready: tuple[list[Cell], int], grid: Grid) -> dict[str, str]:
+    """Run these cells, so many at a time; returns by the cell's name why it failed."""
     try:
-        return run_cells(ready, at_a_time, _say)
+        return run_cells(*ready, _say)
     except KeyboardInterrupt:
         done = sum(finished_record(cell.plan) is not None for cell in grid.cells)
         _say(
@@ -140,27 +153,34 @@ def _result(
     )
 
 
-def _examples(job: Job, request: Request, roots: Mapping[str, Path]) -> "Gallery | None":
+def _examples(job: Job, request: Request, roots: Mapping[str, Path], shared: Path) -> "Gallery | None":
     from harmofl.app.comparison_images import example_images
 
     overrides = dict(parse_assignment(text) for text in request.assignments)
     try:
-        return example_images(job, roots, request.methods, request.seeds[0], overrides)
+        return example_images(job, roots, request.methods, request.seeds[0], overrides, shared=shared)
     except (JobError, ExperimentError, ValueError, OSError) as error:  # the numbers do not need them
         _say(f"no example images: {error}")
         return None
 
 
-def _write(result: GridResult, gallery: "Gallery | None", output: Path) -> None:
-    from harmofl.evidence.comparison_page import write_comparison
+def _write(result: GridResult, gallery: "Gallery | None", spent: Mapping[Part, float], output: Path) -> None:
+    """Write all files and say what came out; `spent` are the command's own seconds so far."""
+    from harmofl.evidence.comparison_page import write_comparison, write_results
 
+    started = time.monotonic()
     comparison = summarize_grid(result)
     write_comparison(comparison, result.records, gallery, output)
+    of_runs = [record.spent for record in result.records.values()]
+    told: dict[str, Any] = {"spent": added_up([*of_runs, spent, {"page": time.monotonic() - started}])}
+    told["share_beside"] = share_beside(told["spent"])
+    write_results(comparison.model_copy(update=told), output)
     _say(comparison.headline)
     for line in comparison.findings:
         _say(line)
-    told = ", ".join(str(output / name) for name in (PAGE_FILE, COMPARISON_FILE, TABLE_FILE))
-    _say(f"{spoken(result.seconds)}; wrote {told}")
+    _say(spent_line(told["spent"]))
+    written = ", ".join(str(output / name) for name in (PAGE_FILE, COMPARISON_FILE, TABLE_FILE))
+    _say(f"{spoken(result.seconds)}; wrote {written}")
 
 
 def _say(line: str) -> None:

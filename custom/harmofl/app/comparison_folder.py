@@ -8,6 +8,7 @@ from typing import IO
 from harmofl.app.job import JobError
 
 CELLS = "cells"
+SHARED = "shared_data"  # demo data and decoded images while cells run
 OWNER_FILE = "job.txt"  # holds the job's name; locked as long as a command works in the folder
 
 

@@ -59,19 +59,20 @@ def training_bytes(experiment: Experiment) -> int:
     return int(copies * parameters + WORKSPACE * activations / halved)
 
 
-def fitting_processes(experiment: Experiment, beside: int = 0) -> int:
+def fitting_processes(experiment: Experiment, beside: int = 0, *, together: int = 0) -> int:
     """How many processes can train at a time in the memory that is free on this machine and its GPU, at least 1.
 
     Args:
         experiment: that they train.
         beside: bytes that each of them holds besides training.
+        together: bytes that all of them hold once.
     """
-    training = training_bytes(experiment)
+    training, usable = training_bytes(experiment), SPARED * psutil.virtual_memory().available - together
     if torch.cuda.is_available():
         free, _ = torch.cuda.mem_get_info()
         on_device = int(SPARED * free / (CONTEXT_BYTES + training))
-        return max(1, min(on_device, int(SPARED * psutil.virtual_memory().available / (PROCESS_BYTES + beside))))
-    return max(1, int(SPARED * psutil.virtual_memory().available / (PROCESS_BYTES + beside + training)))
+        return max(1, min(on_device, int(usable / (PROCESS_BYTES + beside))))
+    return max(1, int(usable / (PROCESS_BYTES + beside + training)))
 
 
 def measure_pace(experiment: Experiment) -> Pace:

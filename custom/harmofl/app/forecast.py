@@ -198,7 +198,7 @@ def forecast(
     passes = images * experiment.training.local_epochs
 
     def training(pace: Pace) -> float:
-        return passes * pace.training + validation * pace.prediction
+        return passes * pace.training + validation * experiment.federation.share_validated * pace.prediction
 
     site = parts.unpack_task + parts.task + parts.pack_answer
     taken = parts.unpack_answer + parts.add

@@ -35,7 +35,7 @@ REGION_NOTES = {
 
 
 def collect_gallery(
-    root: Path | Mapping[str, Path], sites: Sequence[str], experiment: Experiment, cache: Path
+    root: Path | Mapping[str, Path], sites: Sequence[str], experiment: Experiment, cache: Path | Mapping[str, Path]
 ) -> Gallery:
     """Read every site, measure its amplitude, average as the server would, and take examples through each step.
 
@@ -43,7 +43,7 @@ def collect_gallery(
         root: folder of the sites' folders, or that of each site.
         sites: names of the sites.
         experiment: resolved for the data in `root`.
-        cache: for what a task keeps decoded.
+        cache: for what a task keeps decoded, of all sites or of each site.
 
     Raises:
         DataRootError: a site's folder cannot be read or gives no training image.
@@ -51,7 +51,8 @@ def collect_gallery(
     """
     task = load_task(experiment)
     roots = dict.fromkeys(sites, root) if isinstance(root, Path) else root
-    data = {site: _opened(roots[site], site, task, experiment, cache / site) for site in sites}
+    caches = {site: cache / site for site in sites} if isinstance(cache, Path) else cache
+    data = {site: _opened(roots[site], site, task, experiment, caches[site]) for site in sites}
     normalizations = _normalizations(data, task, experiment)
     rows = []
     for site, held in data.items():

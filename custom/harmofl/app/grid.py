@@ -7,8 +7,9 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from multiprocessing.context import SpawnProcess
+from dataclasses import dataclass, replace
+from multiprocessing import forkserver
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress
 
 POLL = 0.2  # seconds
+IMPORTS = "harmofl.app.cell_imports"
 
 
 @dataclass(frozen=True)
@@ -148,7 +150,7 @@ class _Runner:
     """The processes of the cells that run now."""
 
     def __init__(self, cells: Sequence[Cell], at_a_time: int, say: Callable[[str], None], bar: "Progress") -> None:
-        self._waiting, self._running = list(cells), dict[str, tuple[Cell, SpawnProcess]]()
+        self._waiting, self._running = list(cells), dict[str, tuple[Cell, ForkServerProcess]]()
         self._at_a_time, self._say, self._bar = at_a_time, say, bar
         self._total, self._rounds = len(cells), sum(cell.rounds for cell in cells)
         self._closed, self._ended = 0, 0  # rounds of ended cells, and how many have ended
@@ -177,23 +179,13 @@ class _Runner:
         return self._failures
 
     def _start(self, cell: Cell) -> None:
-        # libraries read this when they are loaded; torch's own number of threads is set by the run
-        held = os.environ.get("OMP_NUM_THREADS")
-        os.environ["OMP_NUM_THREADS"] = str(cell.plan.threads)
-        # a terminal sends Ctrl-C to the cells too: they leave it to this process, which ends them
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
-        try:
-            process = multiprocessing.get_context("spawn").Process(target=run_cell, args=(cell.plan,))
-            process.start()
-        finally:
-            signal.signal(signal.SIGINT, handler)
-            if held is None:
-                del os.environ["OMP_NUM_THREADS"]
-            else:
-                os.environ["OMP_NUM_THREADS"] = held
+        _start_origin(cell.plan.threads)
+        plan = replace(cell.plan, asked_at=time.monotonic())
+        process = multiprocessing.get_context("forkserver").Process(target=run_cell, args=(plan,))
+        process.start()
         self._running[cell.name] = (cell, process)
 
-    def _end(self, cell: Cell, process: SpawnProcess) -> None:
+    def _end(self, cell: Cell, process: ForkServerProcess) -> None:
         process.join()
         del self._running[cell.name]
         self._closed, self._ended = self._closed + cell.rounds, self._ended + 1
@@ -216,6 +208,27 @@ class _Runner:
             return ""
         seconds = (time.monotonic() - self._started) / done * (self._rounds - done)
         return f"about {spoken(seconds)} left"
+
+
+def _start_origin(threads: int) -> None:
+    """Start the process that all cells are forked from, if there is none, so that they import once and not each.
+
+    It has nothing but modules in it: a cell starts from the same state as a process of its own would.
+    """
+    # libraries read this when they are loaded; torch's own number of threads is set by the run
+    held = os.environ.get("OMP_NUM_THREADS")
+    os.environ["OMP_NUM_THREADS"] = str(threads)
+    # a terminal sends Ctrl-C to the cells too: they leave it to this process, which ends them
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        forkserver.set_forkserver_preload([IMPORTS])
+        forkserver.ensure_running()
+    finally:
+        signal.signal(signal.SIGINT, handler)
+        if held is None:
+            del os.environ["OMP_NUM_THREADS"]
+        else:
+            os.environ["OMP_NUM_THREADS"] = held
 
 
 def spoken(seconds: float) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 
 import harmofl
 from harmofl.app.cell import CellPlan
-from harmofl.app.comparison_folder import CELLS
+from harmofl.app.comparison_folder import CELLS, SHARED
 from harmofl.app.grid import Cell, Grid, Sweep, variations
 from harmofl.app.job import Job, JobError
 from harmofl.evidence.comparison import CellKey, Use, distinct, value_text
@@ -75,6 +75,7 @@ def plan_grid(job: Job, base: Experiment, request: Request, roots: Mapping[str, 
             dict(roots) or None,
             threads=1,
             landscape=request.landscape and explained and use.method in request.methods,
+            shared_data=output / SHARED,
         )
         cells.setdefault(name, Cell(name, _label(use), plan, experiment))
         uses.append(use.model_copy(update={"cell": name}))

@@ -154,8 +154,11 @@ def _progress_lines(progress: Mapping[str, Any]) -> list[str]:
     last = len(progress["closed"]) - 1
     for position, closed in enumerate(progress["closed"]):
         line = f"round {outside_text(closed['round'])}: {len(closed['accepted'])} of {sites} sites accepted, "
-        line += "received model scores "
-        line += "undefined" if closed["mean"] is None else f"mean {closed['mean']:.3f}"
+        if closed.get("scored", True):
+            line += "received model scores "
+            line += "undefined" if closed["mean"] is None else f"mean {closed['mean']:.3f}"
+        else:
+            line += "received model not scored"
         if closed["worst"]:
             line += f", worst {closed['worst'][1]:.3f} {outside_text(closed['worst'][0])}"
         if closed.get("norms"):

@@ -27,6 +27,10 @@ Arrays = Mapping[str, np.ndarray]
 
 Loss = Callable[[Tensor, Tensor], Tensor]
 LossTerm = Callable[[Tensor], Tensor]
+# Of a batch that is predicted on a CPU. Measured with one thread: U-Net at 384 x 384 one image at a time 1.3 times as
+# fast as 8, at 256 x 256 4 images 1.1 times as fast as 16, DenseNet at 96 x 96 32 images 1.6 times as fast as 128;
+# twice as many pixels are slower for all three, half as many for the DenseNet.
+PREDICTED_PIXELS = 2**18
 _DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -234,7 +238,7 @@ def predict(
     """Logits of images in order, on the CPU in float32, with network and normalization left as they are.
 
     Batches are cut to equal composition for a given input, but only networks with `instance` or tracked `batch` norm
-    give one image alone the same answer as in a batch.
+    give one image alone the same answer as in a batch; theirs are smaller on a CPU where that is faster.
 
     Raises:
         NotFiniteError: a logit is not finite; the largest of such logits may be any class, so that it is no answer.
@@ -244,7 +248,7 @@ def predict(
     network.eval()
     try:
         parts = []
-        for part in images_BCHW.split(batch_size):
+        for part in images_BCHW.split(_predicted_at_once(network, images_BCHW, batch_size, device)):
             normalized = normalization(part.to(device)).contiguous(memory_format=layout)
             with autocast(device, precision):
                 logits = network(normalized)
@@ -252,6 +256,15 @@ def predict(
         return finite_logits(torch.cat(parts))
     finally:
         network.train(was_training)
+
+
+def _predicted_at_once(network: nn.Module, images_BCHW: Tensor, batch_size: int, device: torch.device) -> int:
+    """How many images to predict at a time: on a CPU so many that what lies between two layers stays in its caches."""
+    batch_norms = (module for module in network.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm))
+    if device.type != "cpu" or any(module.running_mean is None for module in batch_norms):
+        return batch_size
+    pixels = images_BCHW.shape[-2] * images_BCHW.shape[-1]
+    return max(1, min(batch_size, PREDICTED_PIXELS // pixels))
 
 
 def finite_logits(logits: Tensor) -> Tensor:

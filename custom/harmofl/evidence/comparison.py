@@ -3,13 +3,17 @@
 import json
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
+
+from pydantic import Field
 
 from harmofl.evidence.results import Record, ScoreSummary, read_record
+from harmofl.evidence.time_spent import Part
 
 CELL_FILE = "cell.json"
 COMPARISON_FILE, TABLE_FILE, PAGE_FILE = "comparison.json", "comparison.csv", "comparison.html"
 
+Seconds = Annotated[float, Field(ge=0)]
 Verdict = Literal[
     "reference",
     "better",
@@ -92,7 +96,8 @@ class CellRecord(Record):
         amplitude_distance: mean distance between sites of their log amplitude profiles, by step of the normalization.
         test_over_training: mean over sites of test over training cases.
         passes: forward-backward passes over batches, all sites and rounds together.
-        seconds: of the run with its evaluation, without what explains it.
+        seconds: of training and evaluation, without reading the data and without what explains the run.
+        spent: seconds by part, see `harmofl.evidence.time_spent`; empty where an earlier version made the cell.
     """
 
     format: Literal[2]
@@ -113,6 +118,7 @@ class CellRecord(Record):
     test_over_training: float
     passes: int
     seconds: float
+    spent: dict[Part, Seconds] = {}
 
 
 class Use(Record):
@@ -227,6 +233,9 @@ class Comparison(Record):
     Attributes:
         experiment_hash: of the job's experiment with the settings that all runs have in common; each run has its own.
         data: fingerprint of the files that were trained on, `demo` where there were none.
+        seconds: that the last command took.
+        spent: seconds of all processes by part: of every run, whenever it ran, and of the last command.
+        share_beside: of these the share that is neither training nor scoring.
     """
 
     format: Literal[2]
@@ -254,6 +263,8 @@ class Comparison(Record):
     data: list[str]
     versions: dict[str, str]
     seconds: float
+    spent: dict[Part, Seconds] = {}
+    share_beside: float | None = None
 
 
 def distinct(values: Iterable[Any]) -> list[Any]:

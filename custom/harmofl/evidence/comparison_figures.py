@@ -7,6 +7,7 @@ import numpy as np
 
 from harmofl.evidence.comparison import Comparison, Landscape, MethodSummary, Spread, Sweep, value_text
 from harmofl.evidence.page import inline_svg, whole_rounds
+from harmofl.experiment import is_scored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -58,12 +59,21 @@ def curves(comparison: Comparison, field: str, label: str, first: int = 0) -> st
     """
     figure, axes = _figure(6.4, 3.4)
     for row in comparison.methods:
-        _line(axes, [first + index for index in range(len(getattr(row, field)))], getattr(row, field), comparison, row)
+        values = getattr(row, field)
+        known = told_rounds(comparison, field, len(values))
+        _line(axes, [first + index for index in known], [values[index] for index in known], comparison, row)
     axes.set_xlabel("rounds trained" if field == "curve" else "round")
     axes.set_ylabel(label)
     whole_rounds(axes, first, first + max((len(getattr(row, field)) for row in comparison.methods), default=1) - 1)
     _legend(axes)
     return inline_svg(figure, field)
+
+
+def told_rounds(comparison: Comparison, field: str, length: int) -> list[int]:
+    """Which rounds of a curve of MethodSummary have a value to show: of the validation score those that were scored."""
+    settings = comparison.experiment["federation"]
+    every = settings.get("validate_every", 1) if field == "curve" else 1
+    return [index for index in range(length) if is_scored(index, rounds=settings["rounds"], every=every)]
 
 
 def sweep_curves(comparison: Comparison, sweep: Sweep) -> str:

@@ -54,7 +54,7 @@ def write_comparison(
         gallery: example images, None where the page shall have none.
         folder: exists.
     """
-    replace_text(folder / COMPARISON_FILE, comparison.model_dump_json(indent=1) + "\n")
+    write_results(comparison, folder)
     replace_text(folder / TABLE_FILE, table(comparison, records))
     write_page(
         "comparison.html.j2",
@@ -79,6 +79,11 @@ def write_comparison(
         pairs=pair_distances(gallery) if gallery else [],
         band_name=band_name,
     )
+
+
+def write_results(comparison: Comparison, folder: Path) -> None:
+    """Write comparison.json alone."""
+    replace_text(folder / COMPARISON_FILE, comparison.model_dump_json(indent=1) + "\n")
 
 
 def table(comparison: Comparison, records: Mapping[str, CellRecord]) -> str:
@@ -117,8 +122,9 @@ def site_table(comparison: Comparison) -> list[tuple[MethodSummary, list[Mark]]]
 def round_table(comparison: Comparison, field: str, first: int) -> list[tuple[int, list[str]]]:
     """By round the text of each method's spread; of many rounds some, and always the last."""
     longest = max((len(getattr(row, field)) for row in comparison.methods), default=0)
-    step = -(-longest // MOST_ROUNDS) or 1
-    shown = [index for index in range(longest) if index % step == 0 or index == longest - 1]
+    known = figures.told_rounds(comparison, field, longest)
+    step = -(-len(known) // MOST_ROUNDS) or 1
+    shown = [index for place, index in enumerate(known) if place % step == 0 or place == len(known) - 1]
     return [
         (
             first + index,

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from harmofl.evidence.page import inline_svg, whole_rounds
 from harmofl.evidence.paired import Comparison
 from harmofl.evidence.results import Results, RoundRecord
+from harmofl.experiment import is_scored
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -83,8 +84,13 @@ def validation_figure(results: Results, rounds: Sequence[RoundRecord]) -> str:
 
 
 def validation_points(results: Results, rounds: Sequence[RoundRecord]) -> dict[str, dict[int, float | None]]:
-    """By site the score of the model that each round begins with, and of the final one after the last round."""
-    curves = _by_site(rounds, "validation")
+    """By site the score of the model that each round begins with, and of the final one after the last round.
+
+    Rounds that were not to score are no points, so that a line leads over them.
+    """
+    every = results.experiment["federation"].get("validate_every", 1)
+    scored = [record for record in rounds if is_scored(record.round, rounds=results.rounds, every=every)]
+    curves = _by_site(scored, "validation")
     final = {site: result.validation for site, result in results.sites.items() if result.validation is not None}
     for site, value in (_spread(final) if curves.keys() == _SPREAD.keys() else final).items() if rounds else ():
         curves.setdefault(site, {})[rounds[-1].round + 1] = value

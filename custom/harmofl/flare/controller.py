@@ -22,6 +22,7 @@ from nvflare.widgets.info_collector import InfoCollector
 
 from harmofl.core.contributions import ContributionError
 from harmofl.data.findings import count_text
+from harmofl.evidence.results import RoundRecord
 from harmofl.experiment import ExperimentError
 from harmofl.flare.aggregator import AmplitudeGathering
 from harmofl.flare.claims import check_amplitude, check_numbers, note_counts
@@ -225,8 +226,7 @@ class HarmoFLScatterAndGather(ScatterAndGather):
         record = close_round(run, self._current_round, accepted)
         run.closed.append(time.monotonic())
         PROGRESS.info(
-            f"round {record.round}: {len(accepted)} of {len(run.expected)} sites accepted, "
-            f"received model scores {score_text(record.validation_mean)} on validation",
+            f"round {record.round}: {len(accepted)} of {len(run.expected)} sites accepted, {_scored(run, record)}",
         )
         for line in round_warnings(record):
             PROGRESS.warning(line)
@@ -395,3 +395,10 @@ class HarmoFLScatterAndGather(ScatterAndGather):
 def _wait_for_one_more(task: Task) -> None:
     """FLARE counts failed and refused answers as responses; a task still needs its minimum of good ones."""
     task.props[_KEY_MIN_RESPS] += 1
+
+
+def _scored(run: ServerRun, record: RoundRecord) -> str:
+    """What a round says of the model that it began with."""
+    if not run.experiment.federation.validates(record.round):
+        return "received model not scored"
+    return f"received model scores {score_text(record.validation_mean)} on validation"

@@ -183,15 +183,16 @@ class HarmoFLExecutor(Executor):
         """One line for whoever watches this site."""
         numbers, name = result.numbers, fl_ctx.get_identity_name()
         if task_name == TRAIN_TASK:
-            score = numbers["validation"]
-            shown = "undefined" if score is None else f"{score:.3f}"
+            scored = "received model not scored"
+            if "validation" in numbers:
+                score = numbers["validation"]
+                scored = f"received model scores {'undefined' if score is None else f'{score:.3f}'} on validation"
             loss = numbers.get("loss")
             trained = (
                 "not trained here" if loss is None else f"loss {loss:.3f} over {count_text(numbers['steps'], 'step')}"
             )
             PROGRESS.info(
-                f"{name} round {header.round_number}: received model scores {shown} on validation, {trained}, "
-                f"{numbers['seconds']:.0f} s",
+                f"{name} round {header.round_number}: {scored}, {trained}, {numbers['seconds']:.0f} s",
             )
         elif task_name == AMPLITUDE_TASK and result.amplitude is not None:
             measured = result.amplitude

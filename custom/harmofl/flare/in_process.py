@@ -38,11 +38,15 @@ class FinishedRun:
         unseen: scores of the sites that took no part, in the form of a site's answer to the evaluation.
         trained_from: the weights that the last round began with at the sites.
         differences: by site what its training added to them, read from disk.
+        scoring_seconds: of the evaluation after the last round.
+        report_seconds: of writing results.json and report.html.
     """
 
     final_validation: float | None
     drift: list[Drift]
     unseen: dict[str, dict[str, Any]]
+    scoring_seconds: float
+    report_seconds: float
     trained_from: Arrays
     differences: Mapping[str, Arrays]
 
@@ -123,6 +127,7 @@ class InProcessFederation:
         data_roots: Mapping[str, Path] | None = None,
         *,
         unseen: Iterable[str] = (),
+        shared_data: Path | None = None,
         threads: int | None = 1,
         should_stop: Callable[[], bool] = lambda: False,
     ) -> None:
@@ -134,6 +139,7 @@ class InProcessFederation:
             folder: receives the evidence and model files in `run/`, the sites' state in `sites/`.
             data_roots: by site the root of its data; None trains on demo data.
             unseen: sites that take no part and are only evaluated.
+            shared_data: where demo data and decoded images are kept for other runs too; None keeps them in `sites/`.
             threads: of torch; None leaves them as they are.
             should_stop: asked between batches.
         """
@@ -153,6 +159,7 @@ class InProcessFederation:
                     simulated=True,
                     data_root=data_roots[site] if data_roots else None,
                     state_root=folder / "sites" / site,
+                    shared_data=shared_data,
                     workers=None if data_roots else 0,
                     threads=threads,
                     minimum_cases=1,  # as in the simulator: the job's own minimum holds
@@ -184,10 +191,14 @@ class InProcessFederation:
         for round_number in range(rounds):
             before = self.received_weights
             drift.append(self.train_round(round_number, keep=round_number == rounds - 1))
-        final_validation = self._evaluate()
+        trained = time.monotonic()
+        answers = self._evaluate()
         task, best = self._final_task(), run.best_round
         unseen = {site: self.participants[site].evaluate(task, best).numbers for site in self.unseen}
-        return FinishedRun(final_validation, drift, unseen, before, self.differences)
+        scored = time.monotonic()
+        write_evidence(run, answers)
+        seconds = (scored - trained, time.monotonic() - scored)
+        return FinishedRun(mean_validation(run.final_validation), drift, unseen, *seconds, before, self.differences)
 
     def gather_amplitude(self) -> None:
         """Freeze the mean of the amplitudes that sites measure before training."""
@@ -261,8 +272,8 @@ class InProcessFederation:
         run = self.run_state
         return ModelMessage(run.for_sites(self.weights), run.amplitude, best_weights(run))
 
-    def _evaluate(self) -> float | None:
-        """Score final and best model on the test data and write the evidence; returns the final validation score."""
+    def _evaluate(self) -> dict[str, dict[str, Any]]:
+        """Score final and best model on the test data and settle which is best; returns the sites' numbers."""
         run = self.run_state
         task = self._final_task()
         numbers: dict[str, dict[str, Any]] = {}
@@ -272,5 +283,4 @@ class InProcessFederation:
             numbers[site] = answer.numbers
         validation = {site: told.get("validation") for site, told in numbers.items()}
         save_at_the_end(self.weights, run, validation, self.experiment.federation.rounds)
-        write_evidence(run, numbers)
-        return mean_validation(validation)
+        return numbers

@@ -45,6 +45,7 @@ def progress(run: ServerRun) -> dict[str, Any]:
                 "round": record.round,
                 "accepted": record.sites_accepted,
                 "refused": record.sites_refused,
+                "scored": run.experiment.federation.validates(record.round),
                 "mean": record.validation_mean,
                 "worst": _worst(record.validation),
                 "norms": [min(record.norm.values()), max(record.norm.values())] if record.norm else None,

@@ -48,6 +48,7 @@ from harmofl.flare.released_scores import released_scores, released_validation
 from harmofl.flare.releases import Offer
 from harmofl.flare.round_start import RoundStart, failed_to_compile, round_optimizer, round_settings
 from harmofl.flare.rule_memory import keep_rules, refuse_other_rules
+from harmofl.flare.shared_data import data_folder, demo_folder
 from harmofl.flare.site import SiteConfig, SiteError
 from harmofl.flare.site_limits import limits_in_force, refuse_few_patients
 from harmofl.flare.split_memory import changed_split, open_with_kept_split
@@ -132,20 +133,21 @@ class Participant:
         return not self._pool or self._site.name == min(self._pool)
 
     def _open(self, name: str, root: Path | None) -> SiteData:
-        folder, experiment = self._site.state_root, self._experiment
+        experiment = self._experiment
         if root is None and not self._site.simulated:
             raise SiteError("no_data_root", f"site {self._site.name} makes no demo data: it is not simulated")
-        if root is None:
-            cases = folder / "demo_data" / experiment.hash / name  # a kept state root may hold others
-            self._task.write_demo(cases, name, experiment)
-        else:
-            cases = self._task.locate(root, name, experiment)
-        cache = image_cache(folder / "cache", experiment)
+        with data_folder(self._site, name) as folder:
+            if root is None:
+                cases = demo_folder(folder, name, experiment)
+                self._task.write_demo(cases, name, experiment)
+            else:
+                cases = self._task.locate(root, name, experiment)
+            cache = image_cache(folder / "cache", experiment)
 
-        def read() -> SiteData:
-            return self._task.open_site(cases, name, experiment, cache)
+            def read() -> SiteData:
+                return self._task.open_site(cases, name, experiment, cache)
 
-        return read() if self._site.simulated else open_with_kept_split(self._site, experiment, self._run_id, read)
+            return read() if self._site.simulated else open_with_kept_split(self._site, experiment, self._run_id, read)
 
     def _log_findings(self, data: SiteData) -> None:
         """Log what was found once a run, not in every task."""
@@ -194,7 +196,7 @@ class Participant:
         return self._amplitude.offer
 
     def train(self, round_number: int, received: ModelMessage, best_round: int | None = None) -> UpdateMessage:
-        """Score the received model on validation data, train it for one round, answer with the difference.
+        """Score the received model on validation data, if it is due, train it, answer with the difference.
 
         Args:
             round_number: of this round.
@@ -208,11 +210,13 @@ class Participant:
         make_deterministic(self.device)
         network = self._placed(self._local.before_round(received.weights, round_number))
         normalization = self._normalization(received.amplitude)
-        validation = self._evaluate(network, normalization, "validation", "received")
+        validation: dict[str, Any] = {}  # not scored, which is no undefined score
+        if self._experiment.federation.validates(round_number):
+            validation = self._validation(self._evaluate(network, normalization, "validation", "received"))
+            if self._local.begins_anew:
+                validation["validation"] = None
         before = self._local.shared(network)
-        numbers = self._counts() | self._validation(validation) | {"received_sha256": arrays_sha256(before)}
-        if self._local.begins_anew:
-            numbers["validation"] = None
+        numbers = self._counts() | validation | {"received_sha256": arrays_sha256(before)}
         if not self._trains:
             return UpdateMessage(numbers=numbers | {"seconds": round(time.monotonic() - started, 2)})
         optimizer = self._optimizer(network, round_number)

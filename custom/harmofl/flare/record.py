@@ -44,7 +44,9 @@ _PACKAGES = ("harmofl", "nvflare", "torch", "monai", "numpy", "nibabel")
 def close_round(run: ServerRun, round_number: int, accepted: list[str]) -> RoundRecord:
     """Turn what the accepted sites reported into the round's record, the next line of round_metrics.jsonl."""
     numbers = {site: run.numbers[site] for site in accepted}
-    validation = {site: _finite(reported.get("validation")) for site, reported in numbers.items()}
+    # a site that scores where none was asked to would alone decide which model is the best
+    asked = run.experiment.federation.validates(round_number)
+    validation = {site: _finite(reported.get("validation")) if asked else None for site, reported in numbers.items()}
     record = RoundRecord(
         round=round_number,
         model_sha256=run.model_sha256,
@@ -188,8 +190,10 @@ def _best_reason(run: ServerRun, key: str) -> str:
     if run.best_score is None:
         return f"no model has a validation {key}, so the last one counts (untrained model: {score_text(alone)})"
     untrained = score_text(None if both is None else both[1])
+    every = run.experiment.federation.validate_every
+    among = "" if every == 1 else f", of the models that were scored (federation.validate_every {every})"
     return (
-        f"highest mean validation {key} over sites: {score_text(run.best_score)} at {len(run.best_scores)} of "
+        f"highest mean validation {key} over sites{among}: {score_text(run.best_score)} at {len(run.best_scores)} of "
         f"{len(run.expected)} sites (untrained model: {untrained}); two models are compared at the sites that scored "
         "both"
     )

@@ -122,13 +122,14 @@ def norms_of_round(run: ServerRun, accepted: list[str], validation: Mapping[str,
 
 
 def fall_line(run: ServerRun, validation: Mapping[str, float | None]) -> str:
-    """What is known of a sharp fall of the validation score with the last closed round; empty where it did not fall.
+    """What is known of a sharp fall of the validation score since the last round that scored; empty where it did not.
 
     Scores are compared over the sites that have both; it falls sharply by a fifth and by 0.05.
     """
-    if not run.rounds:
+    since = _since_last_score(run)
+    if not since:
         return ""
-    last = run.rounds[-1]
+    last = since[0]
     both = sorted(site for site, score in validation.items() if score is not None and _before(last, site) is not None)
     if not both:
         return ""
@@ -136,16 +137,33 @@ def fall_line(run: ServerRun, validation: Mapping[str, float | None]) -> str:
     after = math.fsum(validation[site] or 0.0 for site in both) / len(both)
     if before - after < max(LEAST_FALL, FALL * before):
         return ""
-    away = sorted((cosine, site) for site, cosine in last.cosine.items() if cosine < AWAY)
-    pulled = ", ".join(f"{site} (cosine {cosine:.2f})" for cosine, site in away)
+    # where scores lie several rounds apart, any of these rounds may have made the model worse
+    several = len(since) > 1
+    away = sorted(
+        (cosine, site, record.round) for record in since for site, cosine in record.cosine.items() if cosine < AWAY
+    )
+    pulled = ", ".join(
+        f"{site} (cosine {cosine:.2f}{f' in round {number}' if several else ''})" for cosine, site, number in away
+    )
     who = (
         f"the differences of these sites point away from the rest: {pulled}"
         if away
         else ("no site's difference points away from the rest")
     )
-    outliers = "".join(f"; {site}: {note}" for site, note in last.outliers.items())
+    outliers = "".join(
+        f"; {site}{f' in round {record.round}' if several else ''}: {note}"
+        for record in since
+        for site, note in record.outliers.items()
+    )
     kept = f"; the best model, of round {run.best_round}, stays" if run.best_round is not None else ""
-    return f"validation fell from {before:.3f} to {after:.3f} with round {last.round}: {who}{outliers}{kept}"
+    rounds = f"rounds {last.round} to {since[-1].round}" if several else f"round {last.round}"
+    return f"validation fell from {before:.3f} to {after:.3f} with {rounds}: {who}{outliers}{kept}"
+
+
+def _since_last_score(run: ServerRun) -> list[RoundRecord]:
+    """The closed rounds from the last one whose received model the sites were to score; with every round one."""
+    numbers = [index for index, record in enumerate(run.rounds) if run.experiment.federation.validates(record.round)]
+    return run.rounds[numbers[-1] :] if numbers else []
 
 
 def _before(record: RoundRecord, site: str) -> float | None:

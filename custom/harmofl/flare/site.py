@@ -45,6 +45,7 @@ class SiteConfig:
     data_root: Path | None
     state_root: Path
     device: str = "auto"  # or several with commas between
+    shared_data: Path | None = None  # where runs of one machine share decoded images; None keeps them in state_root
     workers: int | None = None  # None: as the task needs
     threads: int | None = None
     compile: bool = False

@@ -1,4 +1,4 @@
-"""Cells side by side: each holds the images of all sites and the server's part, which memory must allow."""
+"""Cells side by side: together they hold the images of all sites, each the server's part, as memory allows."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -51,16 +51,19 @@ def test_fewer_cells_fit_where_the_images_of_all_sites_are_large(
     if costs.torch.cuda.is_available():
         pytest.skip("a GPU is there, whose memory counts as well")
     monkeypatch.setattr(costs, "PROCESS_BYTES", 0)  # else the images of this test would not count
-    average, pooled = resolve("method=fedavg"), resolve("method=central")
+    average = resolve("method=fedavg")
     roots = dict.fromkeys(SITES, sites_root)
     bare = costs.training_bytes(average) + server_bytes(average)
-    memory = psutil.virtual_memory()._replace(available=int(4 * (bare + IMAGES) / costs.SPARED) + 1000)
+    memory = psutil.virtual_memory()._replace(available=int((4 * bare + IMAGES) / costs.SPARED) + 1000)
     monkeypatch.setattr(costs.psutil, "virtual_memory", lambda: memory)
+    # four cells and the images once
     assert fitting_cells([cell(average, tmp_path)], roots) == 4
-    assert fitting_cells([cell(average, tmp_path)], {}) == int(4 * (bare + IMAGES) / bare)
-    # pooled data is there twice
-    assert fitting_cells([cell(pooled, tmp_path)], roots) == int(4 * (bare + IMAGES) / (bare + 2 * IMAGES)) < 4
-    both = [cell(average, tmp_path), cell(pooled, tmp_path)]
-    assert fitting_cells(both, roots) == fitting_cells(both[::-1], roots) == fitting_cells(both[1:], roots)
+    assert fitting_cells([cell(resolve("method=fedavg", "seed=1"), tmp_path)] * 2, roots) == 4
+    assert fitting_cells([cell(average, tmp_path)], {}) == int((4 * bare + IMAGES) / bare)
+    # cells that read the images otherwise hold them each; these split them otherwise
+    other = cell(resolve("method=fedavg", "data.fractions=[0.6,0.2,0.2]"), tmp_path)
+    both = [cell(average, tmp_path), other]
+    assert fitting_cells(both, roots) == fitting_cells(both[::-1], roots)
+    assert fitting_cells(both, roots) == int((4 * bare + IMAGES) / (bare + IMAGES)) < 4
     wide = cell(resolve("method=fedavg", "network.width=16"), tmp_path)
-    assert fitting_cells([*both, wide], roots) == fitting_cells([wide], roots) < fitting_cells(both, roots)
+    assert fitting_cells([cell(average, tmp_path), wide], roots) == fitting_cells([wide], roots) < 4

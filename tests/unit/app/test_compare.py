@@ -237,7 +237,7 @@ def test_a_stopped_comparison_goes_on_and_a_failing_cell_stops_no_other(
     written = (first.folder / "cell.json").stat().st_mtime_ns
 
     command = ["compare", str(job), "--demo", "--methods", "fedavg", "--seeds", "0", "-o", str(out)]
-    command += ["--sweep", "training.learning_rate=0.001,1e39", "--no-images", "--no-landscape"]
+    command += ["--sweep", "training.learning_rate=0.001,1e39", "--no-images"]
     assert main(command) == 1
     said = capsys.readouterr().out.splitlines()
     assert "3 cells, 1 of them finished before" in said[0]
@@ -248,6 +248,12 @@ def test_a_stopped_comparison_goes_on_and_a_failing_cell_stops_no_other(
     assert list(told.failed) == ["fedavg seed 0, training.learning_rate=1e+39"] and len(told.uses) == 2
     assert "failed" in (out / "comparison.html").read_text()
     assert not list(out.glob("cells/*/sites")), "what sites kept for the run is gone"
+    assert not (out / "shared_data").exists(), "so is what the runs shared"
+    spent = next(line for line in said if " of all processes went to other things than training and scoring" in line)
+    assert f"compare: {told.share_beside:.1%} of " in spent
+    assert {"start", "reading", "training", "scoring", "report", "page", "planning", "landscape"} <= told.spent.keys()
+    beside = sum(seconds for part, seconds in told.spent.items() if part not in ("training", "scoring"))
+    assert told.share_beside == pytest.approx(beside / sum(told.spent.values()))
     assert finished_record(replace(first, key=first.key.model_copy(update={"version": "0.0.9"}))) is None
 
 
@@ -267,7 +273,7 @@ def test_a_comparison_of_files_runs_again_when_one_changes(tmp_path: Path, capsy
     job, data = write_small_job(tmp_path / "job"), tmp_path / "data"
     for site in SITES:
         write_site(data / site)
-    command = ["compare", str(job), "--data", str(data), "--methods", "fedavg", "--seeds", "0", "--no-landscape"]
+    command = ["compare", str(job), "--data", str(data), "--methods", "fedavg", "--seeds", "0"]
     assert main([*command, "-o", str(tmp_path / "out")]) == 0
     told = read_comparison(tmp_path / "out" / "comparison.json")
     assert not told.demo and told.methods[0].method == "fedavg"

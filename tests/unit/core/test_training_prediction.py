@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from toy_segmentation import BATCH, IMAGES, SIZE, dataset, equal, fitted, network, normalization
 
 from harmofl.core.networks import build_network
@@ -99,3 +100,35 @@ def test_a_transposed_entry_is_refused():
     arrays["3.weight"] = arrays["3.weight"].transpose(1, 0, 2, 3).copy()
     with pytest.raises(TrainingError, match="3.weight"):
         load_arrays(network(), arrays)
+
+
+@pytest.mark.parametrize(
+    ("norm", "size", "batches"),
+    [
+        # 2^18 pixels are 4 images of 256 x 256
+        ("instance", 256, [4, 2]),
+        ("batch", 256, [4, 2]),
+        # one image of 1024 x 512 has more
+        ("instance", 1024, [1] * 6),
+        # never more than the job's batch, whatever fits
+        ("instance", 64, [5, 1]),
+        # a prediction depends on its batch
+        ("batch_stats", 256, [5, 1]),
+    ],
+)
+def test_a_cpu_predicts_as_many_images_at_once_as_its_caches_take(norm, size, batches):
+    seen = []
+
+    class Seen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            options = {"instance": nn.InstanceNorm2d(1, affine=True), "batch": nn.BatchNorm2d(1)}
+            self.norm = options.get(norm, nn.BatchNorm2d(1, track_running_stats=False))
+
+        def forward(self, images):
+            seen.append(len(images))
+            return self.norm(images)
+
+    images = torch.zeros(6, 1, size, min(size, 512))
+    assert predict(Seen(), nn.Identity(), images, 5).shape == images.shape
+    assert seen == batches
