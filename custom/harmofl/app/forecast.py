@@ -44,8 +44,9 @@ from harmofl.tasks import load_task, untrained_network
 Result = TypeVar("Result")
 
 REPEATS = 3  # of what takes milliseconds; the least counts, which other processes have disturbed the least
-# Of the server: global model, task as sent, answer as received and as arrays, mean, and sums in 8 bytes a value.
-MODELS_AT_SERVER = 7
+# Of the server: global model and the next one, task as given and as sent, answer as received and as arrays, mean, and
+# sums in 8 bytes a value.
+MODELS_AT_SERVER = 9
 # What a server's process has loaded when its first round closes, FLARE's transports and the parts of MONAI included.
 _SERVER = """
 import os

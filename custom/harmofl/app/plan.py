@@ -12,7 +12,7 @@ from harmofl.app.check import NARROWEST, duration_text, size_text
 from harmofl.app.console import plain_console
 from harmofl.app.forecast import Forecast, Parts, forecast, measure_parts
 from harmofl.app.job import JobError, read_job
-from harmofl.app.processor_time import busy_lines
+from harmofl.app.processor_time import busy_line
 from harmofl.core.training import TrainingError
 from harmofl.data.findings import count_text
 from harmofl.experiment import Experiment, parse_assignment, set_key
@@ -65,8 +65,8 @@ def plan(request: Request) -> int:
     if not console.is_terminal:
         console.width = max(console.width, NARROWEST)
     _show(console, request, experiment, parts, _forecast(request, experiment, parts))
-    for line in _busy(request, experiment, parts):
-        console.print(line)
+    if busy := _busy(request, experiment, parts):
+        console.print(f"\n{busy}")
     return 0
 
 
@@ -82,13 +82,13 @@ def _forecast(request: Request, experiment: Experiment, parts: Parts) -> Forecas
     )
 
 
-def _busy(request: Request, experiment: Experiment, parts: Parts) -> list[str]:
+def _busy(request: Request, experiment: Experiment, parts: Parts) -> str | None:
     """What a round takes while this machine has as much other work, where it has any."""
     now = _forecast(request, experiment, parts.as_busy)
-    simulated, trained = duration_text(now.simulated), duration_text(now.training)
-    return busy_lines(
+    return busy_line(
         min(parts.share, parts.pace.share),
-        f"a round in FLARE's simulator would take {simulated}, and training and validation at a site {trained}",
+        f"a round takes {duration_text(now.simulated)} in FLARE's simulator, and training and validation take a site "
+        f"{duration_text(now.training)}",
     )
 
 
@@ -148,7 +148,7 @@ def _show(console: Console, request: Request, experiment: Experiment, parts: Par
         (
             "differences to the server",
             predicted.up,
-            f"{size_text(parts.up)} a site, {parts.add:.2g} s to add each",
+            f"{size_text(parts.up)} a site, {parts.add:.2g} s to add",
         ),
         ("next model at the server", predicted.server, ""),
     ]
@@ -169,16 +169,16 @@ def _show(console: Console, request: Request, experiment: Experiment, parts: Par
 def _show_sums(console: Console, request: Request, experiment: Experiment, parts: Parts, predicted: Forecast) -> None:
     traffic = request.sites * (parts.down + parts.up)
     console.print(
-        f"bytes: {size_text(traffic)} a round through the server's line; a site receives {size_text(parts.down)} and "
-        f"sends {size_text(parts.up)} (model {size_text(parts.model)})"
+        f"bytes: the server's line carries {size_text(traffic)} a round; a site receives {size_text(parts.down)} and "
+        f"sends {size_text(parts.up)} (the model has {size_text(parts.model)})"
     )
     console.print(
-        f"memory: about {size_text(predicted.site_memory)} at a site beside its images, about "
-        f"{size_text(predicted.server_memory)} at the server, {_held(request, experiment)}"
+        f"memory: a site needs about {size_text(predicted.site_memory)} beside its images, the server about "
+        f"{size_text(predicted.server_memory)}, {_held(request, experiment)}"
     )
     console.print(
-        f"FLARE's simulator on this machine: {duration_text(predicted.simulated)} a round, one site at a time; "
-        f"it starts a process for each, which takes {duration_text(predicted.process)} of that"
+        f"simulation: FLARE's simulator takes {duration_text(predicted.simulated)} a round on this machine, one site "
+        f"after the other; the start of a process takes {duration_text(predicted.process)} of each site's part"
     )
     for line in _minimums(request, experiment):
         console.print(line)

@@ -65,17 +65,17 @@ def spent(work: Callable[[], Result], clocks: Clocks = CLOCKS) -> tuple[Result, 
     return result, Spent(clocks.wall() - wall, clocks.process() - process, clocks.thread() - thread)
 
 
-def busy_lines(share: float, now: str) -> list[str]:
-    """Two lines where the machine had other work to do; none where it had none.
+def busy_line(share: float, now: str) -> str | None:
+    """What to say where the machine had other work to do; None where it had none.
 
     Args:
         share: of a core, what a thread got of it.
-        now: what would take how long while that lasts, the end of a sentence.
+        now: what takes how long while that lasts, the end of a sentence.
     """
     if share >= BUSY:
-        return []
+        return None
     load, cores = psutil.getloadavg()[0], count_text(psutil.cpu_count() or 1, "core")
-    return [
-        f"this machine is busy: its load is {load:.1f} on {cores}, and a thread got {share:.0%} of a core",
-        f"the times above are those of this machine when it is idle; now {now}",
-    ]
+    return (
+        f"this machine is busy: its load is {load:.1f} on {cores}, and a thread got {share:.0%} of a core. The times "
+        f"above are those of the idle machine. While it stays busy, {now}."
+    )

@@ -172,11 +172,11 @@ def test_a_plan_is_printed_with_what_a_busy_machine_makes_of_it(
     told = capsys.readouterr().out
     assert "what bounds the round: training and validation; a GPU" in told and "together" in told
     # 25 of the images are for validation: 3 x (7.6 + 75 + 5 + 3.25 + 1) + 0.65 s, busy 3 x (12.6 + 160 + 6.5 + 2) + 3.9
-    assert "FLARE's simulator on this machine: 5 minutes a round, one site at a time" in told
-    assert "which takes 7.6 s of that" in told
+    assert "simulation: FLARE's simulator takes 5 minutes a round on this machine, one site after the other" in told
+    assert "the start of a process takes 7.6 s of each site's part" in told
     assert "and a thread got 25% of a core" in told
     # training with four threads: 4 x (50 + 2.5) s
-    assert "simulator would take 9 minutes, and training and validation at a site 4 minutes" in told
+    assert "a round takes 9 minutes in FLARE's simulator, and training and validation take a site 4 minutes." in told
     idle = replace(PARTS, pace=replace(PARTS.pace, share=1.0), simulated_pace=replace(PARTS.simulated_pace, share=1.0))
     monkeypatch.setattr("harmofl.app.plan.measure_parts", lambda _: idle)
     assert main(asked) == 0

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from harmofl.app.processor_time import Clocks, Spent, busy_lines, spent
+from harmofl.app.processor_time import Clocks, Spent, busy_line, spent
 
 
 class Hands:
@@ -56,8 +56,8 @@ def test_pieces_of_work_add_up() -> None:
 def test_a_busy_machine_is_named_and_an_idle_one_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("psutil.getloadavg", lambda: (3.25, 0, 0))
     monkeypatch.setattr("psutil.cpu_count", lambda: 2)
-    assert busy_lines(0.95, "a round would take 9 s") == []
-    assert busy_lines(0.5, "a round would take 9 s") == [
-        "this machine is busy: its load is 3.2 on 2 cores, and a thread got 50% of a core",
-        "the times above are those of this machine when it is idle; now a round would take 9 s",
-    ]
+    assert busy_line(0.95, "a round takes 9 s") is None
+    assert busy_line(0.5, "a round takes 9 s") == (
+        "this machine is busy: its load is 3.2 on 2 cores, and a thread got 50% of a core. The times above are those "
+        "of the idle machine. While it stays busy, a round takes 9 s."
+    )
