@@ -35,7 +35,7 @@ class Pace:
         training: of an image, both passes.
         prediction: of an image.
         how: of what, in words.
-        first: what the first step of a process takes more: it loads code and takes memory.
+        first: what the first steps and the first prediction of a process take more: they load code and take memory.
         share: of a core, what the work got while it was measured; 1 on a GPU, whose share nobody tells.
     """
 
@@ -110,27 +110,28 @@ def measure_pace(experiment: Experiment, clocks: Clocks = CLOCKS) -> Pace:
 
     shape, looked = spent(lambda: _answer_shape(experiment, network), clocks)
     first, second = looked + step(1), step(1)
-    warm = max(0.0, seconds(first) - seconds(second))
+    once = [seconds(first) - seconds(second)]
     slow = seconds(second) > LONGEST_MEASUREMENT
     batch = experiment.training.batch_size
     images = batch if batch * seconds(second) < LONGEST_MEASUREMENT else 1
     steps = 1 if slow else max(1, min(MOST_STEPS, int(LONGEST_MEASUREMENT / (images * seconds(second)))))
-    if images > 1:
-        step(images)
+    larger = step(images) if images > 1 else None
     taken = second if slow else step(images, steps)
+    if larger:
+        once.append(seconds(larger) - seconds(taken) / steps)
     training, measured = seconds(taken) / (images * steps), first + second + taken
     if slow:
         prediction = training / PASSES
     else:
         predict_all = _prediction(experiment, network, images)
-        predict_all()
-        predicted = _timed(predict_all, device, clocks)
+        early, predicted = (_timed(predict_all, device, clocks) for _ in range(2))
         prediction, measured = seconds(predicted) / images, measured + predicted
+        once.append(seconds(early) - seconds(predicted))
     share = measured.share if device.type == "cpu" else 1.0
     how = _how(images, steps, device, taken)
     if slow:
         how += f"; it took {training:.0f} s, so no more were measured"
-    return Pace(training, prediction, how, warm, share)
+    return Pace(training, prediction, how, sum(max(0.0, more) for more in once), share)
 
 
 def _timed(work: Callable[[], object], device: torch.device, clocks: Clocks) -> Spent:

@@ -96,7 +96,8 @@ def test_the_first_step_of_the_process_and_of_the_size_are_left_out(job: Path, m
     assert machine.steps == [(1, 1), (1, 1), (8, 1), (8, 1)]
     assert pace.training == 4.0 / 8
     assert pace.prediction == pytest.approx(0.8 / 8)
-    assert pace.first == 0.25 + 2.0 - 0.5
+    # what each process takes once: the answer's shape, the first step, the first batch and the first prediction
+    assert pace.first == pytest.approx(0.25 + (2.0 - 0.5) + (9.0 - 4.0) + (3.0 - 0.8))
     assert pace.how == "1 step of 8 images after the first, processor time on 4 threads, 3.0 of them at work"
     assert pace.share == 1
 
@@ -112,7 +113,7 @@ def test_load_is_not_counted_as_speed(job: Path, monkeypatch: pytest.MonkeyPatch
     # 0.5 s on an idle machine are 1.25 s for a thread that gets 0.4 of a core
     assert loaded.as_busy.training == pytest.approx(1.25)
     assert loaded.as_busy.prediction == pytest.approx(0.1 / 0.4)
-    assert loaded.as_busy.first == pytest.approx(1.75 / 0.4)
+    assert loaded.as_busy.first == pytest.approx(8.95 / 0.4)
 
 
 def test_a_gpu_is_timed_on_the_wall_once_it_has_done_its_work(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -130,7 +131,7 @@ def test_a_gpu_is_timed_on_the_wall_once_it_has_done_its_work(job: Path, monkeyp
     assert pace.training == pytest.approx(9 * 2.5 / 4)
     assert pace.prediction == pytest.approx(3.0 * 2.5)
     assert pace.share == 1 and pace.as_busy == pace, "nobody tells a GPU's share"
-    assert len(waited) == 4, "three trainings and the prediction that counts"
+    assert len(waited) == 5, "three trainings and two predictions"
     assert pace.how == "4 steps of 1 image after the first, by the clock on a GPU, other work on it included"
 
 

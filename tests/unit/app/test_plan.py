@@ -49,12 +49,12 @@ def test_a_round_by_hand() -> None:
     assert predicted.training == 2 * 100 * 0.5 + 20 * 0.1
     assert predicted.site == 0.5 + 2.0 + 0.75 and predicted.server == 3.0 + 0.25
     assert predicted.seconds == pytest.approx(100 + 102 + 3.25 + 50 + 3.25)
-    # FLARE's simulator waits 1.6 s for a process and 1 s until it looks again whether it listens, which it has done
+    # FLARE's simulator waits 1.7 s for a process and 1 s until it looks again whether it listens, which it has done
     # after 0.5 of the 5 s that it takes to start; its first step takes 0.5 s more
-    assert predicted.process == pytest.approx(1.6 + 1 + 4.5 + 0.5)
-    # one after the other without a line: each site starts, trains, does the rest, and its answer is taken; 2.6 of the
+    assert predicted.process == pytest.approx(1.7 + 1 + 4.5 + 0.5)
+    # one after the other without a line: each site starts, trains, does the rest, and its answer is taken; 2.7 of the
     # 3.25 s at the server pass while the first site's process starts
-    assert predicted.simulated == pytest.approx(10 * (7.6 + (2 * 100 * 0.75 + 20 * 0.2) + 3.25 + 1.0) + 0.65)
+    assert predicted.simulated == pytest.approx(10 * (7.7 + (2 * 100 * 0.75 + 20 * 0.2) + 3.25 + 1.0) + 0.55)
     assert (predicted.site_memory, predicted.server_memory) == (15_000, 20_000 + MODELS_AT_SERVER * 900)
 
 
@@ -66,8 +66,8 @@ def test_a_busy_machine_lengthens_all_but_the_waits() -> None:
     assert busy.training == 4 * (2 * 100 * 0.5 + 20 * 0.1)
     assert busy.site == 2 * 3.25 and busy.server == 2 * 3.25 and busy.up == 10 * 2 * 1.0
     # the process listens after 1 s, when it is looked for again; then 9 s of imports and 1 s more for the first step
-    assert busy.process == pytest.approx(1.6 + 1 + 9 + 1)
-    assert busy.simulated == pytest.approx(10 * (12.6 + 2 * 154 + 6.5 + 2.0) + (6.5 - 2.6))
+    assert busy.process == pytest.approx(1.7 + 1 + 9 + 1)
+    assert busy.simulated == pytest.approx(10 * (12.7 + 2 * 154 + 6.5 + 2.0) + (6.5 - 2.7))
     assert PARTS.as_busy.down == PARTS.down and PARTS.as_busy.process == PARTS.process, "bytes are no seconds"
 
 
@@ -77,7 +77,7 @@ def test_the_simulator_looks_once_a_second_whether_a_process_listens(listens: fl
     parts = replace(PARTS, listens=listens)
     line = {"server_rate": float("inf"), "site_rate": float("inf")}
     predicted = forecast(parts, experiment, sites=2, images=100, validation=20, **line)
-    assert predicted.process == pytest.approx(1.6 + looked + (5 - listens) + 0.5)
+    assert predicted.process == pytest.approx(1.7 + looked + (5 - listens) + 0.5)
 
 
 def test_a_wait_for_the_disk_is_what_neither_the_work_nor_other_programs_explain() -> None:
@@ -171,9 +171,9 @@ def test_a_plan_is_printed_with_what_a_busy_machine_makes_of_it(
     assert main(asked) == 0
     told = capsys.readouterr().out
     assert "what bounds the round: training and validation; a GPU" in told and "together" in told
-    # 25 of the images are for validation: 3 x (7.6 + 75 + 5 + 3.25 + 1) + 0.65 s, busy 3 x (12.6 + 160 + 6.5 + 2) + 3.9
+    # 25 of the images are for validation: 3 x (7.7 + 75 + 5 + 3.25 + 1) + 0.55 s, busy 3 x (12.7 + 160 + 6.5 + 2) + 3.8
     assert "simulation: FLARE's simulator takes 5 minutes a round on this machine, one site after the other" in told
-    assert "the start of a process takes 7.6 s of each site's part" in told
+    assert "the start of a process takes 7.7 s of each site's part" in told
     assert "and a thread got 25% of a core" in told
     # training with four threads: 4 x (50 + 2.5) s
     assert "a round takes 9 minutes in FLARE's simulator, and training and validation take a site 4 minutes." in told
