@@ -46,18 +46,15 @@ def in_site_process(measure: "Callable[[Experiment, Start], Result]", experiment
 
     Args:
         measure: called there with the experiment and how that process started.
-        experiment: its task may come from outside the package, if this process has admitted it.
+        experiment: of a task of the package.
 
     Raises:
         Exception: what the function raised.
         ChildProcessError: the process ended by itself; one line with its exit code.
     """
-    from harmofl.tasks import is_outside
-
-    outside = experiment.task if is_outside(experiment.task) else None
     done = subprocess.run(
         [sys.executable, "-c", f"from {__name__} import answer; answer()"],
-        input=pickle.dumps((outside, pickle.dumps((measure, experiment)))),
+        input=pickle.dumps((measure, experiment)),
         capture_output=True,
         env={**os.environ, **PASSIVE, "PYTHONPATH": os.pathsep.join(path or "." for path in sys.path)},
         check=False,
@@ -76,8 +73,8 @@ def answer() -> None:
     """Measure what the parent asks for on stdin, and answer on what was stdout; what libraries print is an error's."""
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)
-    outside, asked = pickle.loads(sys.stdin.buffer.read())
-    start = _started(outside)
+    asked = sys.stdin.buffer.read()
+    start = _started()
     measure, experiment = pickle.loads(asked)
     try:
         result = measure(experiment, start)
@@ -87,22 +84,16 @@ def answer() -> None:
         out.write(pickle.dumps(result))
 
 
-def _started(outside: str | None) -> Start:
+def _started() -> Start:
     """Import what a site's process imports, in its order."""
     for name in LISTENS:
         import_module(name)
     listens = time.process_time()
     for name in EXECUTOR:
         import_module(name)
-    if outside is None:
-        from harmofl.flare.lean_monai import import_lean_monai
+    from harmofl.flare.lean_monai import import_lean_monai
 
-        import_lean_monai()
-    else:
-        from harmofl.tasks import admit
-
-        module, _, kind = outside.rpartition(".")
-        admit(outside, getattr(import_module(module), kind)())
+    import_lean_monai()
     import psutil
 
     return Start(listens, time.process_time(), int(psutil.Process().memory_info().rss))
