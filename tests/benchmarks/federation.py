@@ -4,20 +4,26 @@ import copy
 import gc
 import itertools
 import multiprocessing
+import os
+import re
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import psutil
 from nvflare.fuel.utils import fobs
 
-from harmofl.app.forecast import forecast, measure_parts
+from harmofl.app.forecast import Forecast, Parts, forecast, measure_parts
 from harmofl.app.job import read_job
 from harmofl.core.aggregation import StreamingMean
 from harmofl.core.exchange import to_exchange_types
@@ -25,7 +31,7 @@ from harmofl.core.networks import build_network
 from harmofl.core.spectra import statistic_shape
 from harmofl.core.training import state_arrays
 from harmofl.data.synthetic import write_prostate_site
-from harmofl.experiment import set_key
+from harmofl.experiment import Experiment, set_key
 from harmofl.flare.wire import (
     AmplitudeStatistic,
     Arrays,
@@ -48,6 +54,7 @@ NETWORKS = {"unet": "instance", "densenet121": "batch"}
 FEW, MANY, MOST = 6, 60, 1000  # sites
 ROUNDS, SETTLED = 40, 10  # rounds for the slope of memory, and those before it
 PLANNED_SITES = ["site-0", "site-1"]
+PLANNED_ROUNDS = 4
 PLANNED: dict[str, Any] = {
     "method": "perturbation_only",
     "data.height": 64,
@@ -205,39 +212,75 @@ def _seconds(rounds: ServedRounds, number: int) -> float:
 
 
 def planned() -> Iterator[Row]:
-    """The forecast of `harmofl plan` against a round of FLARE's simulator, one site at a time."""
+    """The forecast of `harmofl plan` against FLARE's simulator, one site at a time, on an idle and a busy machine."""
     with tempfile.TemporaryDirectory() as folder:
-        seconds, memory = _forecast_and_run(Path(folder))
-    for what, found in (("a round's seconds", seconds), ("the server's memory", memory)):
-        yield Row(f"forecast of {what} against FLARE's simulator", APART, max(found, 1 / found), 1.25)
+        experiment, plan = _planned_job(Path(folder))
+        idle, idle_run = plan(measure_parts(experiment)), _simulated(Path(folder))
+        with spinning():
+            parts, busy_run = measure_parts(experiment), _simulated(Path(folder))
+    busy, of_idle = plan(parts.as_busy), plan(parts)
+    seconds = "forecast of a round's seconds against FLARE's simulator"
+    for what, told, found in (
+        (seconds, idle.simulated, idle_run.seconds),
+        (f"{seconds}, on a busy machine", busy.simulated, busy_run.seconds),
+        (f"{seconds}, of an idle machine while it is busy", of_idle.simulated, idle_run.seconds),
+        ("forecast of the server's memory against FLARE's simulator", idle.server_memory / MIB, idle_run.server_mib),
+    ):
+        yield Row(what, APART, max(told / found, found / told), 1.25)
 
 
-def _forecast_and_run(folder: Path) -> tuple[float, float]:
-    """What `harmofl plan` says, as a part of what is measured."""
+class _SimulatedRun(NamedTuple):
+    """Seconds of a round, and what the server held at the end of the last one."""
+
+    seconds: float
+    server_mib: float
+
+
+def _planned_job(folder: Path) -> tuple[Experiment, Callable[[Parts], Forecast]]:
+    """A job in `folder`, and the forecast of a round of it from measured parts."""
     for site in PLANNED_SITES:
         write_prostate_site(folder / "data" / site, "siemens_3t_surface", cases=12, seed=0, matrix=64, slices=8)
-    changes = PLANNED | {"data.simulated_root": str(folder / "data")}
-    seconds = {}
-    for rounds in (1, 4):  # the difference leaves out start, final scores and report
-        place = folder / str(rounds)
-        place.mkdir()
-        job = make_job(place, PLANNED_SITES, changes | {"federation.rounds": rounds}, demo=False)
-        done = simulate(job, place, 1, {}, timeout=900)
-        if done.code:
-            raise RuntimeError(done.output[-2000:])
-        seconds[rounds], held_by_server = done.results.seconds, done.rounds[-1].server_resident_mib
-    experiment = read_job(job, []).resolve(demo=False)
+    changes = PLANNED | {"data.simulated_root": str(folder / "data"), "federation.rounds": PLANNED_ROUNDS}
+    experiment = read_job(make_job(folder, PLANNED_SITES, changes, demo=False), []).resolve(demo=False)
+    site = PLANNED_SITES[0]
     held = load_task(experiment).open_site(folder / "data" / site, site, experiment, folder / "cache")
-    predicted = forecast(
-        measure_parts(experiment),
-        experiment,
+    return experiment, partial(
+        forecast,
+        experiment=experiment,
         sites=len(PLANNED_SITES),
         images=len(held.training),
         validation=8 * held.cases["validation"],
         server_rate=np.inf,
         site_rate=np.inf,
     )
-    return predicted.simulated / ((seconds[4] - seconds[1]) / 3), predicted.server_memory / MIB / held_by_server
+
+
+def _simulated(folder: Path) -> _SimulatedRun:
+    """Run the job of `folder`; the time from round to round leaves out start, first decoding, scores and report."""
+    with tempfile.TemporaryDirectory(dir=folder) as place:
+        done = simulate(folder / "job", Path(place), 1, {}, timeout=900)
+        if done.code:
+            raise RuntimeError(done.output[-2000:])
+        server_mib = done.rounds[-1].server_resident_mib
+    closed = [
+        datetime.fromisoformat(time) for time in re.findall(r"^(\S+ [\d:]+),\d+ .* - round \d+: ", done.output, re.M)
+    ]
+    return _SimulatedRun((closed[-1] - closed[0]).total_seconds() / (len(closed) - 1), server_mib)
+
+
+@contextmanager
+def spinning() -> Iterator[None]:
+    """On each core a process that never waits."""
+    cores = sorted(os.sched_getaffinity(0))
+    spin = "import os, sys\nos.sched_setaffinity(0, {int(sys.argv[1])})\nwhile True: pass"
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        started += [subprocess.Popen([sys.executable, "-c", spin, str(core)]) for core in cores]
+        yield
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 @contextmanager

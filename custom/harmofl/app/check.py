@@ -13,6 +13,7 @@ from harmofl.app.costs import PROCESS_BYTES, Pace, measure_pace, training_bytes
 from harmofl.app.hospital_names import read_hospital
 from harmofl.app.inspection import SiteInspection, inspect
 from harmofl.app.job import read_job
+from harmofl.app.processor_time import busy_line
 from harmofl.core.training import TrainingError
 from harmofl.data.findings import Finding, count_text
 from harmofl.experiment import Experiment
@@ -130,6 +131,17 @@ def _show_costs(console: Console, sites: Sequence[SiteInspection], experiment: E
         console.print(line)
     if pace is not None:
         console.print(f"time: {pace.training:.2g} s for training on an image, from {pace.how}")
+        _show_busy(console, sites, pace, experiment)
+
+
+def _show_busy(console: Console, sites: Sequence[SiteInspection], pace: Pace, experiment: Experiment) -> None:
+    rounds = [
+        f"{duration_text(_round_seconds(site, pace.as_busy, experiment))} at {site.name}"
+        for site in sites
+        if site.report.training_images
+    ]
+    if busy := busy_line(pace.share, f"a round takes {', '.join(rounds)}"):
+        console.print(busy)
 
 
 def _round_seconds(site: SiteInspection, pace: Pace, experiment: Experiment) -> float:

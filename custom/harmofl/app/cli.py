@@ -1,6 +1,7 @@
 """The harmofl command."""
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -43,6 +44,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _check(options: argparse.Namespace) -> int:
+    from harmofl.app.site_process import PASSIVE
+
+    # before torch is loaded, which reads it then: a step's processor time must be that of its work
+    for name, value in PASSIVE.items():
+        os.environ.setdefault(name, value)
     from harmofl.app.check import check
 
     return check(

@@ -1,13 +1,13 @@
 """What a round of many sites will take, from its parts as they are measured on this machine."""
 
 import logging
+import math
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ from nvflare.app_common.decomposers import common_decomposers
 from nvflare.fuel.utils import fobs
 
 from harmofl.app.costs import Pace, measure_pace, training_bytes
+from harmofl.app.processor_time import CLOCKS, Clocks, Spent, spent
+from harmofl.app.site_process import Start, in_site_process
 from harmofl.core.exchange import to_exchange_types
 from harmofl.core.partition import partition_of, select
 from harmofl.core.server_rules import ServerRule
@@ -43,36 +45,40 @@ from harmofl.tasks import load_task, untrained_network
 Result = TypeVar("Result")
 
 REPEATS = 3  # of what takes milliseconds; the least counts, which other processes have disturbed the least
-# Of the server: global model, task as sent, answer as received and as arrays, mean, and sums in 8 bytes a value.
-MODELS_AT_SERVER = 7
-# What FLARE's simulator starts for every task of a site, with what the executor imports there; and a server's process.
-_SITE = """
-import nvflare.private.fed.app.simulator.simulator_worker, harmofl.flare.executor, harmofl.flare.participant
-from harmofl.flare.lean_monai import import_lean_monai
-import_lean_monai()
-"""
+# Of the server: global model and the next one, task as given and as sent, answer as received and as arrays, mean, and
+# sums in 8 bytes a value.
+MODELS_AT_SERVER = 9
+# What a server's process has loaded when its first round closes, FLARE's transports and the parts of MONAI included.
 _SERVER = """
+import os
+import nvflare.fuel.f3.drivers as drivers
+from nvflare.fuel.f3.communicator import driver_mgr
+driver_mgr.search_folder(os.path.dirname(drivers.__file__), drivers.__package__)
 import nvflare.private.fed.app.simulator.simulator_runner, harmofl.flare.controller, harmofl.flare.persistor
-import matplotlib.figure, monai.networks.nets, torch.utils.tensorboard
-"""
-_HELD = """
+import matplotlib.figure, torch.utils.tensorboard
+from harmofl.core.networks import build_network
+build_network("unet", 3, (0.5, 0.5), width=4, norm="instance", seed=0)
 import psutil
 print(psutil.Process().memory_info().rss)
 """
-# FLARE 2.9's simulator waits 1 s before every task, looks once a second whether its process listens (half of it on
-# average), and each process sleeps 2 s before it ends.
-SIMULATOR_WAITS = 3.5
+# FLARE 2.9's simulator sleeps 1 s before every task and takes 0.1 s to end one process and start the next, which looks
+# for the server every 0.1 s and sleeps 0.5 s before it asks for a task. The log of a run has 2.1 s from one process to
+# the next, the look below included, and 0.6 s from there to the task.
+SIMULATOR_WAITS = 1.7
+# It looks whether the process listens once a second, at first when it has just started it.
+SIMULATOR_LOOKS = 1.0
 _ADDED = 1e-3  # what training changes a weight by; the times do not depend on it
 
 
 @dataclass(frozen=True)
 class Parts:
-    """Seconds and bytes of what a round consists of.
+    """Seconds on a machine that does nothing else, and bytes, of what a round consists of.
 
     Attributes:
         pace: of training and prediction, by image.
         simulated_pace: the same with as many threads as a site has in the simulator.
-        start: of a process of a site, as the simulator starts one for every task.
+        listens: of a process of a site, as the simulator starts one for every task, until it may be talked to.
+        start: of such a process until it has imported all that a task needs.
         task: of a site beside training and validation: network, hashes, difference, state file.
         pack_task, unpack_task: of the model as a message of FLARE.
         pack_answer, unpack_answer: of a site's difference.
@@ -86,6 +92,7 @@ class Parts:
 
     pace: Pace
     simulated_pace: Pace
+    listens: float
     start: float
     task: float
     pack_task: float
@@ -101,6 +108,30 @@ class Parts:
     server_process: int
     training: int
 
+    @property
+    def share(self) -> float:
+        """Of a core, what one thread got of it while all this was measured."""
+        return self.simulated_pace.share
+
+    @property
+    def as_busy(self) -> "Parts":
+        """The parts while this machine is as busy as it was when they were measured."""
+        slower = {name: getattr(self, name) / self.share for name in _SECONDS}
+        return replace(self, pace=self.pace.as_busy, simulated_pace=self.simulated_pace.as_busy, **slower)
+
+
+_SECONDS = (
+    "listens",
+    "start",
+    "task",
+    "pack_task",
+    "unpack_task",
+    "pack_answer",
+    "unpack_answer",
+    "add",
+    "close",
+)
+
 
 @dataclass(frozen=True)
 class Forecast:
@@ -112,7 +143,9 @@ class Forecast:
         site: what a site does beside that.
         up: until the last answer is in the mean; answers are taken one after the other.
         server: what the server does before and after.
+        process: what FLARE's simulator spends on a process, which it starts for every site's task.
         simulated: the whole round in FLARE's simulator on this machine, sites one after the other.
+        site_memory, server_memory: bytes of a process.
     """
 
     down: float
@@ -120,6 +153,7 @@ class Forecast:
     site: float
     up: float
     server: float
+    process: float
     simulated: float
     site_memory: int
     server_memory: int
@@ -131,47 +165,78 @@ class Forecast:
 
 
 def measure_parts(experiment: Experiment) -> Parts:
-    """Measure every part on this machine; takes some seconds and writes nothing that stays.
+    """Measure every part on this machine, in a process of its own; takes some seconds and writes nothing that stays.
 
     Raises:
         ExperimentError: the network cannot be built.
+        TrainingError: a step cannot be made.
+        ChildProcessError: the process ended by itself.
+    """
+    return replace(in_site_process(parts_here, experiment), server_process=_server_process())
+
+
+def parts_here(experiment: Experiment, start: Start, clocks: Clocks = CLOCKS) -> Parts:
+    """Measure every part in this process, but for a server's memory.
+
+    Args:
+        experiment: whose round it is.
+        start: how this process started.
+        clocks: that tell the seconds.
+
+    Raises:
+        ExperimentError, TrainingError: see `measure_parts`.
     """
     common_decomposers.register()
-    process, start = _process(_SITE)
-    pace = measure_pace(experiment)
     with _threads(simulated_threads()):
-        simulated_pace = measure_pace(experiment)
+        simulated_pace = measure_pace(experiment, clocks)
+    alike = torch.get_num_threads() == simulated_threads()
     network = untrained_network(experiment)
     partition = partition_of(network, experiment.federation.local_layers)
     weights = select(state_arrays(network), partition.shared)
-    answer = _answer(weights, experiment, partition.statistics)
-    down, pack_task = _timed(lambda: fobs.dumps(pack_model(_task(weights, experiment, partition.statistics))))
-    _, unpack_task = _timed(lambda: unpack_model(fobs.loads(down)))
-    up, pack_answer = _timed(lambda: fobs.dumps(pack_update(answer)))
-    received, unpack_answer = _timed(lambda: unpack_update(fobs.loads(up)).difference or {})
     rule = ServerRule(experiment.federation, experiment.training, partition.parameters)
+    answer = _answer(weights, experiment, partition.statistics)
+    task = _task(weights, experiment, partition.statistics)
+    return Parts(
+        pace=simulated_pace if alike else measure_pace(experiment, clocks),
+        simulated_pace=simulated_pace,
+        listens=start.listens,
+        start=start.ready,
+        task=_task_seconds(experiment, task.weights, simulated_pace.share, clocks),
+        model=sum(value.nbytes for value in weights.values()),
+        process=start.resident,
+        server_process=0,
+        training=training_bytes(experiment),
+        **_exchange(weights, task, answer, rule, clocks),
+    )
+
+
+def _exchange(
+    weights: Arrays, task: ModelMessage, answer: UpdateMessage, rule: ServerRule, clocks: Clocks
+) -> dict[str, Any]:
+    """The parts of `Parts` that a task and its answer take between site and server, and the server for the mean."""
+
+    def timed(work: Callable[[], Result], repeats: int = REPEATS) -> tuple[Result, float]:
+        done = [spent(work, clocks) for _ in range(repeats)]
+        return done[-1][0], min(taken.idle for _, taken in done)
+
+    down, pack_task = timed(lambda: fobs.dumps(pack_model(task)))
+    _, unpack_task = timed(lambda: unpack_model(fobs.loads(down)))
+    up, pack_answer = timed(lambda: fobs.dumps(pack_update(answer)))
+    received, unpack_answer = timed(lambda: unpack_update(fobs.loads(up)).difference or {})
     mean = rule.open_round(weights)
     mean.add(received, 1, 1)  # the first one makes the sums
-    _, add = _timed(lambda: mean.add(received, 1, 1), REPEATS - 1)
-    _, close = _timed(lambda: arrays_sha256(rule.next_model(weights, mean.mean())))
-    return Parts(
-        pace=pace,
-        simulated_pace=simulated_pace,
-        start=start,
-        task=_task_seconds(experiment, _task(weights, experiment, partition.statistics).weights),
-        pack_task=pack_task,
-        unpack_task=unpack_task,
-        pack_answer=pack_answer,
-        unpack_answer=unpack_answer,
-        add=add,
-        close=close,
-        down=len(down),
-        up=len(up),
-        model=sum(value.nbytes for value in weights.values()),
-        process=process,
-        server_process=_process(_SERVER)[0],
-        training=training_bytes(experiment),
-    )
+    _, add = timed(lambda: mean.add(received, 1, 1), REPEATS - 1)
+    _, close = timed(lambda: arrays_sha256(rule.next_model(weights, mean.mean())))
+    return {
+        "pack_task": pack_task,
+        "unpack_task": unpack_task,
+        "pack_answer": pack_answer,
+        "unpack_answer": unpack_answer,
+        "add": add,
+        "close": close,
+        "down": len(down),
+        "up": len(up),
+    }
 
 
 def forecast(
@@ -198,23 +263,32 @@ def forecast(
     passes = images * experiment.training.local_epochs
 
     def training(pace: Pace) -> float:
-        return passes * pace.training + validation * experiment.federation.share_validated * pace.prediction
+        return passes * pace.training + _validated(experiment, validation) * pace.prediction
 
     site = parts.unpack_task + parts.task + parts.pack_answer
     taken = parts.unpack_answer + parts.add
     holds = experiment.federation.aggregation != "mean"
     close = parts.close * sites / REPEATS if holds else parts.close  # measured of as many answers as repeats
     server = close + parts.pack_task
+    # a site's process starts while the server is still closing the round before
+    waits = SIMULATOR_WAITS + SIMULATOR_LOOKS * max(1, math.ceil(parts.listens / SIMULATOR_LOOKS))
+    process = waits + parts.start - parts.listens + parts.simulated_pace.first
     return Forecast(
         down=max(parts.down / site_rate, sites * parts.down / server_rate),
         training=training(parts.pace),
         site=site,
         up=max(parts.up / site_rate + taken, sites * max(parts.up / server_rate, taken)),
         server=server,
-        simulated=sites * (SIMULATOR_WAITS + parts.start + training(parts.simulated_pace) + site + taken) + server,
+        process=process,
+        simulated=sites * (process + training(parts.simulated_pace) + site + taken) + max(0.0, server - waits),
         site_memory=parts.process + parts.training,
         server_memory=parts.server_process + MODELS_AT_SERVER * parts.model + (sites * parts.up if holds else 0),
     )
+
+
+def _validated(experiment: Experiment, images: int) -> float:
+    """How many validation images a site scores in a round on average."""
+    return images * experiment.federation.share_validated
 
 
 def _answer(weights: Arrays, experiment: Experiment, statistics: frozenset[str]) -> UpdateMessage:
@@ -239,8 +313,15 @@ def _amplitude(experiment: Experiment) -> AmplitudeStatistic | None:
     return AmplitudeStatistic(np.ones(shape, np.float32), 1)
 
 
-def _task_seconds(experiment: Experiment, received: Arrays) -> float:
-    """What `Participant.train` does beside training and scoring, with a state file of the size that it writes."""
+def _task_seconds(experiment: Experiment, received: Arrays, share: float, clocks: Clocks) -> float:
+    """What `Participant.train` does beside training and scoring, with a state file of the size that it writes.
+
+    Args:
+        experiment: whose task it is.
+        received: the entries that travel, as they come down.
+        share: of a core that this process gets.
+        clocks: that tell the seconds.
+    """
     with tempfile.TemporaryDirectory() as folder:
         state = SiteState(Path(folder), "plan")
         local = LocalModel(experiment, state, logging.getLogger(__name__))
@@ -255,15 +336,19 @@ def _task_seconds(experiment: Experiment, received: Arrays) -> float:
             state.save_round(0, held | local.remembered(network))
             state.load_round(0)
 
-        return _timed(task)[1]
+        return min(_with_disk(spent(task, clocks)[1], share) for _ in range(REPEATS))
+
+
+def _with_disk(taken: Spent, share: float) -> float:
+    """Seconds of work that also waits for the disk, which lasts what neither the work nor other programs explain."""
+    return taken.idle + max(0.0, taken.wall - taken.idle / share)
 
 
 @cache
-def _process(imports: str) -> tuple[int, float]:
-    """Bytes of a new process that has imported something, and seconds until then."""
-    command = [sys.executable, "-c", imports + _HELD]
-    done, seconds = _timed(lambda: subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True), repeats=1)
-    return int(done.stdout.split()[-1]), seconds
+def _server_process() -> int:
+    """Bytes of a new process that has imported what the server needs."""
+    done = subprocess.run([sys.executable, "-c", _SERVER], check=True, stdout=subprocess.PIPE, text=True)
+    return int(done.stdout.split()[-1])
 
 
 @contextmanager
@@ -274,12 +359,3 @@ def _threads(count: int) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
-
-
-def _timed(work: Callable[[], Result], repeats: int = REPEATS) -> tuple[Result, float]:
-    seconds = []
-    for _ in range(repeats):
-        started = time.perf_counter()
-        result = work()
-        seconds.append(time.perf_counter() - started)
-    return result, min(seconds)

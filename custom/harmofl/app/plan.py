@@ -10,8 +10,9 @@ from rich.table import Table
 
 from harmofl.app.check import NARROWEST, duration_text, size_text
 from harmofl.app.console import plain_console
-from harmofl.app.forecast import SIMULATOR_WAITS, Forecast, Parts, forecast, measure_parts
+from harmofl.app.forecast import Forecast, Parts, forecast, measure_parts
 from harmofl.app.job import JobError, read_job
+from harmofl.app.processor_time import busy_line
 from harmofl.app.relay_load import check_relays, measure_sums, relay_load, show_relays
 from harmofl.core.training import TrainingError
 from harmofl.data.findings import count_text
@@ -61,9 +62,23 @@ def plan(request: Request) -> int:
         check_relays(request.relays, request.sites, experiment)
     try:
         parts = measure_parts(experiment)
-    except TrainingError as error:
+    except (TrainingError, ChildProcessError) as error:
         raise JobError(f"{request.model}: a training step cannot be measured ({error})") from None
-    predicted = forecast(
+    console = plain_console()
+    console.soft_wrap = not console.is_terminal  # sentences to read, which break between words
+    if not console.is_terminal:
+        console.width = max(console.width, NARROWEST)
+    predicted = _forecast(request, experiment, parts)
+    _show(console, request, experiment, parts, predicted)
+    if request.relays:
+        _print_relays(console, request, experiment, parts, predicted)
+    if busy := _busy(request, experiment, parts):
+        console.print(f"\n{busy}")
+    return 0
+
+
+def _forecast(request: Request, experiment: Experiment, parts: Parts) -> Forecast:
+    return forecast(
         parts,
         experiment,
         sites=request.sites,
@@ -72,17 +87,23 @@ def plan(request: Request) -> int:
         server_rate=request.server_rate,
         site_rate=request.site_rate,
     )
-    console = plain_console()
-    if not console.is_terminal:
-        console.width = max(console.width, NARROWEST)
-    _show(console, request, experiment, parts, predicted)
-    if request.relays:
-        sums, rate = measure_sums(experiment), request.server_rate
-        load = relay_load(
-            parts, sums, predicted, sites=request.sites, relays=request.relays, server_rate=rate, relay_rate=rate
-        )
-        show_relays(console, load, sums, request.relays)
-    return 0
+
+
+def _busy(request: Request, experiment: Experiment, parts: Parts) -> str | None:
+    """What a round takes while this machine has as much other work, where it has any."""
+    now = _forecast(request, experiment, parts.as_busy)
+    return busy_line(
+        min(parts.share, parts.pace.share),
+        f"a round takes {duration_text(now.simulated)} in FLARE's simulator, and training and validation take a site "
+        f"{duration_text(now.training)}",
+    )
+
+
+def _print_relays(console: Console, request: Request, experiment: Experiment, parts: Parts, flat: Forecast) -> None:
+    """What the server and each relay carry."""
+    sums, rate = measure_sums(experiment), request.server_rate
+    load = relay_load(parts, sums, flat, sites=request.sites, relays=request.relays, server_rate=rate, relay_rate=rate)
+    show_relays(console, load, sums, request.relays)
 
 
 def experiment_of(model: str, assignments: Sequence[str]) -> Experiment:
@@ -128,20 +149,20 @@ def _show(console: Console, request: Request, experiment: Experiment, parts: Par
     console.print(
         f"{network.name} of width {network.width} at {experiment.data.height} x {experiment.data.width}, "
         f"{count_text(request.sites, 'site')} with {count_text(request.images, 'training image')} each, "
-        f"every site on a machine like this one\n"
+        f"every site on a machine like this one and idle\n"
     )
     stretches = [
         ("model to all sites", predicted.down, f"{size_text(parts.down)} a site"),
         (
-            "training and validation at a site",
+            "training and validation",
             predicted.training,
-            f"{parts.pace.training:.2g} s an image, training.local_epochs {experiment.training.local_epochs}",
+            f"{parts.pace.training:.2g} s an image, {count_text(experiment.training.local_epochs, 'local epoch')}",
         ),
         ("the rest of a site's task", predicted.site, "network, state file, packing"),
         (
             "differences to the server",
             predicted.up,
-            f"{size_text(parts.up)} a site, {parts.add:.2g} s each in the mean",
+            f"{size_text(parts.up)} a site, {parts.add:.2g} s to add",
         ),
         ("next model at the server", predicted.server, ""),
     ]
@@ -163,21 +184,21 @@ def _show(console: Console, request: Request, experiment: Experiment, parts: Par
 def _show_sums(console: Console, request: Request, experiment: Experiment, parts: Parts, predicted: Forecast) -> None:
     traffic = request.sites * (parts.down + parts.up)
     console.print(
-        f"bytes of a round: {size_text(traffic)} through the server's line, {size_text(parts.down)} down and "
-        f"{size_text(parts.up)} up a site (model {size_text(parts.model)})"
+        f"bytes: the server's line carries {size_text(traffic)} a round; a site receives {size_text(parts.down)} and "
+        f"sends {size_text(parts.up)} (the model has {size_text(parts.model)})"
     )
     console.print(
-        f"memory: about {size_text(predicted.site_memory)} at a site beside its images, about "
-        f"{size_text(predicted.server_memory)} at the server, {_held(request, experiment)}"
+        f"memory: a site needs about {size_text(predicted.site_memory)} beside its images, the server about "
+        f"{size_text(predicted.server_memory)}, {_held(request, experiment)}"
     )
     console.print(
-        f"in FLARE's simulator on this machine, one site at a time: {duration_text(predicted.simulated)} a round, "
-        f"{request.sites} x {duration_text(parts.start + SIMULATOR_WAITS)} of it for a process that starts and ends"
+        f"simulation: FLARE's simulator takes {duration_text(predicted.simulated)} a round on this machine, one site "
+        f"after the other; the start of a process takes {duration_text(predicted.process)} of each site's part"
     )
     for line in _minimums(request, experiment):
         console.print(line)
     console.print(_precision(experiment))
-    console.print(f"measured: {parts.pace.how}; transfers are computed from the bandwidth, delays are left out")
+    console.print(f"measured: {parts.pace.how}; transfers are computed from the bandwidth, without delays")
 
 
 def _held(request: Request, experiment: Experiment) -> str:

@@ -16,6 +16,7 @@ GROUP = "harmofl"
 FAILURE_FILE = "failure.txt"
 # whoever watches asks every few seconds: sites in all rounds that are told, and rounds that are told of any number
 MOST_SITES, LEAST_ROUNDS = 20_000, 20
+PACE_ROUNDS = 10  # that tell how long the next ones will take
 MOST_REASON = 2000  # letters of why a job failed, which names each missing site with its own reason
 
 
@@ -58,10 +59,15 @@ def progress(run: ServerRun) -> dict[str, Any]:
 
 
 def seconds_left(run: ServerRun) -> float | None:
-    """Seconds until the last round closes at the pace of this job's rounds, None before the first one closed."""
+    """Seconds until the last round closes at the pace of this job's last rounds, None before the first one closed.
+
+    What came before the first round closed (sites that join, amplitude, decoding) comes once, and load that has passed
+    is no pace: from the second round on neither counts.
+    """
     if not run.closed:
         return None
-    pace = (run.closed[-1] - run.started) / len(run.closed)
+    marks = run.closed[-(PACE_ROUNDS + 1) :] if len(run.closed) > 1 else [run.started, *run.closed]
+    pace = (marks[-1] - marks[0]) / (len(marks) - 1)
     left = run.experiment.federation.rounds - run.start_round - len(run.closed)
     return max(0.0, pace * left - (time.monotonic() - run.closed[-1]))
 

@@ -1,5 +1,6 @@
 """Estimates of memory and time."""
 
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -7,6 +8,7 @@ import pytest
 
 from harmofl.app import costs
 from harmofl.app.job import read_job
+from harmofl.app.processor_time import Clocks
 from harmofl.core.networks import build_network
 from harmofl.experiment import Experiment, ExperimentError
 
@@ -71,15 +73,87 @@ def test_sites_that_share_a_card_fit_into_its_memory_and_the_machines(
 
 def test_the_pace_is_measured_on_the_jobs_own_network(job: Path) -> None:
     pace = costs.measure_pace(resolved(job))
-    assert pace.training > 0 and pace.prediction > 0
-    assert "image" in pace.how and "CPU" in pace.how  # how many depends on the machine
+    assert pace.training > 0 and pace.prediction > 0 and 0 < pace.share <= 1
+    assert "after the first, processor time on" in pace.how  # how many steps depends on the machine
 
 
-def test_a_slow_step_is_measured_once_and_said_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "LONGEST_MEASUREMENT", 0.0)
-    pace = costs.measure_pace(resolved(job))
-    assert "no more were measured" in pace.how
-    assert pace.prediction == pytest.approx(pace.training / 6)
+class Machine:
+    """Clocks that move by hand while `measure_pace` works, which the steps and predictions here do not."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, seconds: Sequence[float], load: float = 1.0) -> None:
+        self.now, self.load, self.steps = 0.0, load, []
+        waiting = iter(seconds)
+
+        def training(*_: object) -> Callable[[], None]:
+            self.steps.append(_[-2:])
+            return lambda: self._work(next(waiting))
+
+        monkeypatch.setattr(costs, "_answer_shape", lambda *_: self._work(0.25))
+        monkeypatch.setattr(costs, "_training", training)
+        monkeypatch.setattr(costs, "_prediction", lambda *_: lambda: self._work(next(waiting)))
+        monkeypatch.setattr(costs.torch, "get_num_threads", lambda: 4)
+
+    def _work(self, seconds: float) -> None:
+        self.now += seconds
+
+    @property
+    def clocks(self) -> Clocks:
+        """Three threads at work; `load` seconds pass on the wall for one of the processor."""
+        return Clocks(lambda: self.now * self.load, lambda: self.now * 3, lambda: self.now)
+
+
+def test_the_first_step_of_the_process_and_of_the_size_are_left_out(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # one image: 2 s at first, then 0.5 s; a batch of 8 in 9 s, and as 8 x 0.5 s fit into 5 s once, one of 4 s, which
+    # counts; 8 predictions take 3 s at first and 0.8 s then
+    machine = Machine(monkeypatch, [2.0, 0.5, 9.0, 4.0, 3.0, 0.8])
+    pace = costs.measure_pace(resolved(job, "training.batch_size=8"), machine.clocks)
+    assert machine.steps == [(1, 1), (1, 1), (8, 1), (8, 1)]
+    assert pace.training == 4.0 / 8
+    assert pace.prediction == pytest.approx(0.8 / 8)
+    # what each process takes once: the answer's shape, the first step, the first batch and the first prediction
+    assert pace.first == pytest.approx(0.25 + (2.0 - 0.5) + (9.0 - 4.0) + (3.0 - 0.8))
+    assert pace.how == "1 step of 8 images after the first, processor time on 4 threads, 3.0 of them at work"
+    assert pace.share == 1
+
+
+def test_load_is_not_counted_as_speed(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = [2.0, 0.5, 9.0, 4.0, 3.0, 0.8]
+    quiet, loaded = (
+        costs.measure_pace(resolved(job, "training.batch_size=8"), Machine(monkeypatch, seconds, load).clocks)
+        for load in (1.0, 2.5)
+    )
+    assert (loaded.training, loaded.prediction, loaded.first) == (quiet.training, quiet.prediction, quiet.first)
+    assert loaded.share == pytest.approx(0.4)
+    # 0.5 s on an idle machine are 1.25 s for a thread that gets 0.4 of a core
+    assert loaded.as_busy.training == pytest.approx(1.25)
+    assert loaded.as_busy.prediction == pytest.approx(0.1 / 0.4)
+    assert loaded.as_busy.first == pytest.approx(8.95 / 0.4)
+
+
+def test_a_gpu_is_timed_on_the_wall_once_it_has_done_its_work(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, [2.0, 0.5, 9.0, 4.0, 3.0, 0.8], load=2.5)
+    waited: list[float] = []
+    monkeypatch.setattr(costs.torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(costs.torch.cuda, "get_device_name", lambda: "a GPU")
+    monkeypatch.setattr(costs.torch.cuda, "synchronize", lambda: waited.append(machine.now))
+    monkeypatch.setattr(costs, "placed", lambda network, device: network)
+    pace = costs.measure_pace(resolved(job, "training.batch_size=4"), machine.clocks)
+    # on the wall a step of one image takes 1.25 s, so that a batch of 4 does not fit into 5 s, and four steps of one
+    # image would: they take 9 x 2.5 s; prediction of one image 3 x 2.5 s, after one of 4 s that is left out
+    assert machine.steps == [(1, 1), (1, 1), (1, 4)]
+    assert pace.training == pytest.approx(9 * 2.5 / 4)
+    assert pace.prediction == pytest.approx(3.0 * 2.5)
+    assert pace.share == 1 and pace.as_busy == pace, "nobody tells a GPU's share"
+    assert len(waited) == 5, "three trainings and two predictions"
+    assert pace.how == "4 steps of 1 image after the first, by the clock on a GPU, other work on it included"
+
+
+def test_a_slow_step_is_measured_once_after_the_first_and_said_so(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    machine = Machine(monkeypatch, [20.0, 12.0])
+    pace = costs.measure_pace(resolved(job), machine.clocks)
+    assert pace.how.startswith("1 step of 1 image after the first")
+    assert pace.how.endswith("it took 12 s, so no more were measured")
+    assert (pace.training, pace.prediction, pace.first) == (12, 2, 8.25)
 
 
 def test_a_network_that_cannot_be_built_is_a_mistake_in_the_job(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,5 +1,6 @@
 """`harmofl plan`: the arithmetic of a round, the parts that are really measured, and what is refused."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -7,13 +8,16 @@ import pytest
 from harmofl.app import costs
 from harmofl.app.cli import main
 from harmofl.app.costs import Pace
-from harmofl.app.forecast import MODELS_AT_SERVER, SIMULATOR_WAITS, Parts, forecast, measure_parts
+from harmofl.app.forecast import MODELS_AT_SERVER, Parts, _with_disk, forecast, parts_here
 from harmofl.app.plan import Request, _advice, _held, _minimums, _precision, experiment_of, rate_of
+from harmofl.app.processor_time import Spent
+from harmofl.app.site_process import Start
 from tests.small_job import JOB
 
 PARTS = Parts(
-    pace=Pace(training=0.5, prediction=0.1, how="by hand"),
-    simulated_pace=Pace(training=0.75, prediction=0.2, how="by hand"),
+    listens=0.5,
+    pace=Pace(training=0.5, prediction=0.1, how="by hand", first=1.0, share=0.25),
+    simulated_pace=Pace(training=0.75, prediction=0.2, how="by hand", first=0.5, share=0.5),
     start=5.0,
     task=2.0,
     pack_task=0.25,
@@ -45,11 +49,41 @@ def test_a_round_by_hand() -> None:
     assert predicted.training == 2 * 100 * 0.5 + 20 * 0.1
     assert predicted.site == 0.5 + 2.0 + 0.75 and predicted.server == 3.0 + 0.25
     assert predicted.seconds == pytest.approx(100 + 102 + 3.25 + 50 + 3.25)
-    # one after the other without a line: each site starts, trains, does the rest, and its answer is taken
-    assert predicted.simulated == pytest.approx(
-        10 * (SIMULATOR_WAITS + 5 + (2 * 100 * 0.75 + 20 * 0.2) + 3.25 + 1.0) + 3.25
-    )
+    # FLARE's simulator waits 1.7 s for a process and 1 s until it looks again whether it listens, which it has done
+    # after 0.5 of the 5 s that it takes to start; its first step takes 0.5 s more
+    assert predicted.process == pytest.approx(1.7 + 1 + 4.5 + 0.5)
+    # one after the other without a line: each site starts, trains, does the rest, and its answer is taken; 2.7 of the
+    # 3.25 s at the server pass while the first site's process starts
+    assert predicted.simulated == pytest.approx(10 * (7.7 + (2 * 100 * 0.75 + 20 * 0.2) + 3.25 + 1.0) + 0.55)
     assert (predicted.site_memory, predicted.server_memory) == (15_000, 20_000 + MODELS_AT_SERVER * 900)
+
+
+def test_a_busy_machine_lengthens_all_but_the_waits() -> None:
+    experiment = experiment_of("unet", ["training.local_epochs=2"])
+    line = {"server_rate": float("inf"), "site_rate": float("inf")}
+    busy = forecast(PARTS.as_busy, experiment, sites=10, images=100, validation=20, **line)
+    # one thread gets half a core, the threads of a site's training a quarter of a core each
+    assert busy.training == 4 * (2 * 100 * 0.5 + 20 * 0.1)
+    assert busy.site == 2 * 3.25 and busy.server == 2 * 3.25 and busy.up == 10 * 2 * 1.0
+    # the process listens after 1 s, when it is looked for again; then 9 s of imports and 1 s more for the first step
+    assert busy.process == pytest.approx(1.7 + 1 + 9 + 1)
+    assert busy.simulated == pytest.approx(10 * (12.7 + 2 * 154 + 6.5 + 2.0) + (6.5 - 2.7))
+    assert PARTS.as_busy.down == PARTS.down and PARTS.as_busy.process == PARTS.process, "bytes are no seconds"
+
+
+@pytest.mark.parametrize(("listens", "looked"), [(0.2, 1), (1.0, 1), (1.2, 2), (3.5, 4)])
+def test_the_simulator_looks_once_a_second_whether_a_process_listens(listens: float, looked: int) -> None:
+    experiment = experiment_of("unet", [])
+    parts = replace(PARTS, listens=listens)
+    line = {"server_rate": float("inf"), "site_rate": float("inf")}
+    predicted = forecast(parts, experiment, sites=2, images=100, validation=20, **line)
+    assert predicted.process == pytest.approx(1.7 + looked + (5 - listens) + 0.5)
+
+
+def test_a_wait_for_the_disk_is_what_neither_the_work_nor_other_programs_explain() -> None:
+    # 2 s of work with half a core last 4 s; the wall says 5
+    assert _with_disk(Spent(wall=5, process=2, thread=2), share=0.5) == 2 + 1
+    assert _with_disk(Spent(wall=3.9, process=2, thread=2), share=0.5) == 2
 
 
 def test_the_slower_line_counts_and_then_the_server_itself() -> None:
@@ -108,17 +142,16 @@ def test_a_network_stands_for_the_job_that_uses_it(name: str) -> None:
     assert of_name.training.batch_size == of_job.training.batch_size
 
 
-def test_the_parts_of_a_job_are_measured(
-    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_parts_of_a_job_are_measured(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(costs, "LONGEST_MEASUREMENT", 0.1)
-    parts = measure_parts(experiment_of(str(job), []))
-    half = measure_parts(experiment_of(str(job), ["federation.exchange=float16"]))
+    start = Start(listens=0.5, ready=2.5, resident=1000)
+    parts = parts_here(experiment_of(str(job), []), start)
+    half = parts_here(experiment_of(str(job), ["federation.exchange=float16"]), start)
     assert parts.model < parts.up < parts.down + 2000 and half.up < 0.7 * parts.up
     assert half.down < 0.7 * parts.down and half.model == parts.model
+    assert (parts.listens, parts.start, parts.process) == (0.5, 2.5, 1000)
     assert (
         min(
-            parts.start,
             parts.simulated_pace.training,
             parts.task,
             parts.pack_task,
@@ -129,10 +162,40 @@ def test_the_parts_of_a_job_are_measured(
         )
         > 0
     )
-    assert main(["plan", "--sites", "3", "--bandwidth", "10Mbit", "--model", str(job)]) == 0
+
+
+def test_a_plan_is_printed_with_what_a_busy_machine_makes_of_it(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    asked = ["plan", "--sites", "3", "--bandwidth", "10Mbit", "--images", "100", "--model", str(job)]
+    monkeypatch.setattr("harmofl.app.plan.measure_parts", lambda _: PARTS)
+    assert main(asked) == 0
     told = capsys.readouterr().out
-    assert "what bounds the round:" in told and "together" in told and "measured:" in told
+    assert "what bounds the round: training and validation; a GPU" in told and "together" in told
+    # 25 of the images are for validation: 3 x (7.7 + 75 + 5 + 3.25 + 1) + 0.55 s, busy 3 x (12.7 + 160 + 6.5 + 2) + 3.8
+    assert "simulation: FLARE's simulator takes 5 minutes a round on this machine, one site after the other" in told
+    assert "the start of a process takes 7.7 s of each site's part" in told
+    assert "and a thread got 25% of a core" in told
     assert "precision: " in told
+    # training with four threads: 4 x (50 + 2.5) s
+    assert "a round takes 9 minutes in FLARE's simulator, and training and validation take a site 4 minutes." in told
+    idle = replace(PARTS, pace=replace(PARTS.pace, share=1.0), simulated_pace=replace(PARTS.simulated_pace, share=1.0))
+    monkeypatch.setattr("harmofl.app.plan.measure_parts", lambda _: idle)
+    assert main(asked) == 0
+    assert "busy" not in capsys.readouterr().out
+
+
+def test_a_process_that_ends_while_it_measures_is_one_line(
+    job: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def ended(_: object) -> Parts:
+        raise ChildProcessError("the process that measures ended with exit code -9; was there too little memory?")
+
+    monkeypatch.setattr("harmofl.app.plan.measure_parts", ended)
+    assert main(["plan", "--sites", "3", "--bandwidth", "10Mbit", "--model", str(job)]) == 2
+    told = capsys.readouterr().err
+    assert told.startswith(f"harmofl plan: {job}: a training step cannot be measured (the process that measures ended")
+    assert told.count("\n") == 1
 
 
 @pytest.mark.parametrize(("asked", "offers"), [("float32", True), ("auto", False), ("bfloat16", False)])

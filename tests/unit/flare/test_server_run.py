@@ -123,6 +123,7 @@ def test_progress_names_the_worst_site_and_only_rounds_of_this_job(stored, numbe
         "round": 1,
         "accepted": ["A", "B"],
         "refused": {"C": "internal_error: see its log"},
+        "scored": True,
         "mean": 0.375,
         "worst": ["B", 0.25],
         "norms": None,
@@ -134,11 +135,23 @@ def test_progress_names_the_worst_site_and_only_rounds_of_this_job(stored, numbe
 def test_time_left_goes_by_the_pace_of_the_rounds_that_closed(stored) -> None:
     assert seconds_left(stored) is None
     now = time.monotonic()
-    stored.started, stored.closed = now - 20, [now - 10, now]
-    # two rounds took 20 s, three are left
+    stored.started, stored.closed = now - 20, [now]
+    # one round took 20 s with all that came before it, four are left
+    assert seconds_left(stored) == pytest.approx(80, abs=1)
+    # the second took 10 s, three are left; what came before the first comes once
+    stored.started, stored.closed = now - 500, [now - 10, now]
     assert seconds_left(stored) == pytest.approx(30, abs=1)
     stored.start_round = 3  # then none is left
     assert seconds_left(stored) == 0
+
+
+def test_time_left_forgets_a_load_that_has_passed(stored) -> None:
+    now = time.monotonic()
+    # of 20 rounds 14 have closed: after 3 beside other work, 100 s apart, 11 that are 4 s apart
+    slow = [now - 340, now - 240, now - 140]
+    stored.closed = [*slow, *(now - 40 + 4 * count for count in range(11))]
+    stored.start_round = 5 - 20  # the experiment has 5
+    assert seconds_left(stored) == pytest.approx(6 * 4, abs=1)
 
 
 def test_the_first_reason_of_a_failure_is_kept(tmp_path: Path) -> None:
