@@ -37,6 +37,9 @@ RULES: dict[str, int] = {
     "exchange": 2,  # what float16 rounds: 1 rounded differences alone; 2 the model that goes down as well
 }
 
+# what a device computes a network in; a setting or a GPU decides it
+Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+
 LONGEST_WAIT = 366 * 24 * 3600  # seconds
 LARGEST_FILE = 1_000_000  # bytes of an experiment.json; those of the project have 2,000
 # Percentiles of the window of volumes outside simulation: how many images are warned of, or lie within the window, is

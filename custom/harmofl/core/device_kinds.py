@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 
-Precision = Literal["float32", "tf32", "bfloat16", "float16"]
+from harmofl.experiment import Precision
 
 
 @dataclass(frozen=True)

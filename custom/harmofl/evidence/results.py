@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError
 
 from harmofl.core.clustered import NO_INTERVAL, Why
-from harmofl.core.device_kinds import Precision
+from harmofl.experiment import Precision
 from harmofl.sections import one_line, parse_json
 
 FORMAT = 2

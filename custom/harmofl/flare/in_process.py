@@ -149,28 +149,25 @@ class InProcessFederation:
         self.run_state = ServerRun(experiment, data_roots is None, run_folder, sorted(sites))
         self.unseen = sorted(unseen)
         self.weights: Arrays = self.run_state.initial_weights()
-        pool = {site: data_roots[site] if data_roots else None for site in self.run_state.expected}
+        roots = {site: data_roots[site] if data_roots else None for site in (*self.run_state.expected, *self.unseen)}
+        pool = {site: roots[site] for site in self.run_state.expected} if experiment.federation.pooled_data else {}
 
         def open_site(site: str) -> Participant:
-            return Participant(
-                experiment,
-                SiteConfig(
-                    site,
-                    simulated=True,
-                    data_root=data_roots[site] if data_roots else None,
-                    state_root=folder / "sites" / site,
-                    shared_data=shared_data,
-                    workers=None if data_roots else 0,
-                    threads=threads,
-                    minimum_cases=1,  # as in the simulator: the job's own minimum holds
-                ),
-                self.run_state.run_id,
-                should_stop,
-                logging.getLogger(f"harmofl.{site}"),
-                pool=pool if experiment.federation.pooled_data and site in pool else None,
+            config = SiteConfig(
+                site,
+                simulated=True,
+                data_root=roots[site],
+                state_root=folder / "sites" / site,
+                shared_data=shared_data,
+                workers=None if data_roots else 0,
+                threads=threads,
+                minimum_cases=1,  # as in the simulator: the job's own minimum holds
             )
+            logger = logging.getLogger(f"harmofl.{site}")
+            run_id, others = self.run_state.run_id, pool if site in pool else None
+            return Participant(experiment, config, run_id, should_stop, logger, pool=others)
 
-        self.participants: Mapping[str, Participant] = OpenSites([*self.run_state.expected, *self.unseen], open_site)
+        self.participants: Mapping[str, Participant] = OpenSites(roots, open_site)
         self.differences = StoredDifferences(folder / "sites")
 
     @property

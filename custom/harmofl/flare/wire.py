@@ -19,8 +19,8 @@ from nvflare.app_common.app_constant import AppConstants
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, ValidationError, model_validator
 
 from harmofl.core.clustered import Why
-from harmofl.core.device_kinds import Precision
 from harmofl.core.exchange import LARGEST, BeyondFloat16Error, to_exchange_types
+from harmofl.experiment import Precision
 from harmofl.flare.amplitude_message import (
     AMPLITUDE,
     AmplitudeStatistic,

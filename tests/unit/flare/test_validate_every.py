@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from harmofl.core.norm_rule import SentDifference
 from harmofl.evidence.curves import validation_points
-from harmofl.evidence.results import read_rounds
+from harmofl.evidence.results import ROUNDS_FILE, read_rounds
 from harmofl.experiment import Experiment, FederationSettings, resolve, set_key
 from harmofl.flare.in_process import InProcessFederation
 from harmofl.flare.live import progress
@@ -108,7 +108,7 @@ def test_a_score_that_nobody_asked_for_decides_nothing(make_run: Callable[..., S
     for number in range(4):
         answer_to(run, number, {"A": SCORES[number], "B": SCORES[number]})
         if number == 1:
-            run.rounds.pop()
+            run.rounds.replace([run.rounds[0]])
             run.numbers["B"] = {"validation": 1.0}
             keep_received_if_best(run, close_round(run, 1, ["A", "B"]), model_of(0))
             assert run.best_round is None and run.rounds[1].validation == {"A": None, "B": None}
@@ -137,13 +137,15 @@ def test_a_fall_between_two_scores_names_all_rounds_between_them(make_run: Calla
     assert fall_line(run, {"A": 0.1}) == "" and "with round 3:" in fall_line(run, dict.fromkeys("ABC", 0.01))
 
 
-def test_a_resumed_run_scores_the_rounds_that_the_undisturbed_one_would(make_run: Callable[..., ServerRun]) -> None:
+def test_a_resumed_run_scores_the_rounds_that_the_undisturbed_one_would(
+    make_run: Callable[..., ServerRun], tmp_path: Path
+) -> None:
     run = make_run({"federation.rounds": 7, "federation.validate_every": 3})
     for number in range(2):
         answer_to(run, number, {"A": SCORES[number], "B": SCORES[number]})
     save_model_file(model_of(1), run, 2, run.folder / FINAL_MODEL)
-    again = ServerRun(run.experiment, False, run.folder, run.expected)
-    again.continue_from(Checkpoint.load(run.folder / FINAL_MODEL))
+    again = ServerRun(run.experiment, False, tmp_path, run.expected)
+    again.continue_from(Checkpoint.load(run.folder / FINAL_MODEL), run.folder / ROUNDS_FILE)
     assert again.start_round == 2 and again.best_round is None
     for number in range(2, 4):
         answer_to(again, number, {"A": SCORES[number], "B": SCORES[number]})
