@@ -5,7 +5,6 @@ import resource
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import suppress
 
-import psutil
 import pytest
 import torch
 from toy_segmentation import cross_entropy, dataset, network, normalization, settings
@@ -30,22 +29,18 @@ def faults(times: int = TIMES) -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 
-def held() -> int:
-    return int(psutil.Process().memory_info().rss)
-
-
 def measured() -> dict[str, int]:
     """In a process of its own: what many tests leave behind in a heap changes what the C library does with it."""
     with kept_memory(CPU):
         found = {"first": faults(1)}
         faults(SETTLED)
         found["inside"] = faults()
-    found["outside"], found["held before"] = faults(), held()
+    found["outside"] = faults()
     with kept_memory(CPU):
         with kept_memory(CPU):
             faults(SETTLED)
-        found["held after the inner end"], found["inside after the inner end"] = held(), faults()
-    found["held after the outer end"] = held()
+        found["after the inner end"] = faults()
+    found["after the outer end"] = faults()
     with suppress(KeyError), kept_memory(CPU):
         raise KeyError
     found["outside after an error"] = faults()
@@ -64,9 +59,8 @@ def test_pages_are_handed_out_once_inside_and_each_time_outside(found: dict[str,
 
 
 def test_what_is_free_goes_back_at_the_outer_end_alone(found: dict[str, int]) -> None:
-    assert found["held after the inner end"] > found["held before"] + VALUES * 3
-    assert found["inside after the inner end"] < found["outside"] / 2
-    assert found["held after the outer end"] < found["held before"] + VALUES
+    assert found["after the inner end"] < found["outside"] / 2
+    assert found["after the outer end"] > found["outside"] / 2
 
 
 def test_an_error_ends_it_too(found: dict[str, int]) -> None:
