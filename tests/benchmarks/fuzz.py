@@ -73,7 +73,7 @@ def main() -> int:
 
 
 def run_target(name: str, seed: int, seconds: float, output: Path) -> Tally:
-    """Fuzz one target; a process that hangs or dies is followed by another that goes on with the next input."""
+    """Fuzz one target; a process that hangs or dies is followed by another, which begins with the next input."""
     tally, number = Tally(), 0
     with tempfile.TemporaryDirectory() as place:
         end: float | None = None

@@ -98,7 +98,7 @@ def show(name: str, figures: Mapping[str, Any]) -> None:
 
 
 def ratios(figures: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, float]]:
-    """The entries at any depth whose name says what is held against what."""
+    """The ratios, at any depth: entries whose name is of the form `a_over_b`."""
     for key, value in figures.items():
         name = f"{above} {key}".strip()
         if isinstance(value, Mapping):

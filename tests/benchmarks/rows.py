@@ -21,7 +21,7 @@ class Row:
 
     Attributes:
         what: is measured.
-        target: what it is held against, in words.
+        target: what it is compared with, in words.
         measured: a ratio, or another number that does not depend on the machine's speed.
         limit: largest value that passes; None for what is printed beside other rows to say what bounds them.
         noise: half the 95 % interval of what was measured, as a part of it; None for what is measured once.

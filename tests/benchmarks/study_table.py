@@ -66,7 +66,7 @@ def _table(title: str, rows: Sequence[Row]) -> Iterator[str]:
 
 
 def _difference(held: Mapping[Key, Row], pairs: Sequence[Pair], setting: str, reference: str) -> str:
-    """In points, with an interval from three pairs on; empty where nothing can be held against it."""
+    """In points, with an interval from three pairs on; empty where there is nothing to compare it with."""
     both = [pair for pair in pairs if (setting, *pair) in held and (reference, *pair) in held]
     if not both or setting == reference:
         return ""

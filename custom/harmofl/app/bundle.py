@@ -130,7 +130,7 @@ def _check_project(job: Job, project: Path) -> None:
 
 
 def _check_components(path: Path, needed: str) -> None:
-    """Import every class that a configuration names and hold its arguments against the constructor's."""
+    """Import every class that a configuration names, and compare its arguments with the constructor's."""
     config = read_json(path, "every app of a job needs it")
     if not isinstance(config, dict):
         raise JobError(f"{path}: holds no JSON object; start from a shipped job's")

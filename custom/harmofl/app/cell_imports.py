@@ -6,8 +6,6 @@ GPU or start a thread: a process that is forked afterwards could use neither.
 
 from importlib import import_module
 
-import torch
-
 import harmofl.app.explanation  # noqa: F401
 import harmofl.flare.in_process  # noqa: F401
 from harmofl.tasks import TASKS
@@ -22,5 +20,3 @@ for _module in (
     "jinja2",
 ):
     import_module(_module)
-# torch imports more with the first optimizer
-torch.optim.Adam([torch.zeros(1, requires_grad=True)])

@@ -141,7 +141,7 @@ def _guarded(look: Look) -> Iterator[Check]:
         )
     except (AttributeError, KeyError, TypeError, ValueError) as error:  # JSON of another shape than FLARE's
         message = f"a file of the kit or the job has another form than expected ({error!r})"
-        yield Check("error", "files", message, "hold it against the one that was handed over")
+        yield Check("error", "files", message, "compare it with the one that was handed over")
 
 
 def _data(kit: Kit, job: Job | None, experiment: Experiment | None) -> tuple[list[Check], int]:

@@ -173,7 +173,7 @@ def _refuse_data(kit: Kit, folders: Iterable[Path]) -> None:
 
 
 def _refuse_while_running(kit: Kit, chosen: dict[str, Kept], *, cache: bool, everything: bool) -> None:
-    """Refuse to take files from under a job; of one that goes on from another it is not known here whose run it is."""
+    """Refuse to remove a run while its job is running; a resumed job, whose run is not known here, blocks as well."""
     for job in _running(kit.workspace.resolve()):
         own = any(job.replace("-", "") == name or job in kept.jobs for name, kept in chosen.items())
         if own or cache or everything or (chosen and _goes_on(kit.workspace, job)):

@@ -1,7 +1,6 @@
 """What the server and each relay carry in a round where relays sum what their sites send: bytes, memory, time."""
 
 import math
-import timeit
 from dataclasses import dataclass
 
 from nvflare.app_common.decomposers import common_decomposers
@@ -12,6 +11,7 @@ from rich.table import Table
 from harmofl.app.check import duration_text, size_text
 from harmofl.app.forecast import MODELS_AT_SERVER, REPEATS, Forecast, Parts
 from harmofl.app.job import JobError
+from harmofl.app.processor_time import spent
 from harmofl.core.grid_sum import MOST
 from harmofl.core.partial_sum import PartialSum
 from harmofl.core.partition import partition_of, select
@@ -94,7 +94,7 @@ def check_relays(relays: int, sites: int, experiment: Experiment) -> None:
 
 
 def measure_sums(experiment: Experiment) -> SumParts:
-    """Measure a partial sum on this machine."""
+    """Measure a partial sum on this machine, in processor time, which other programs do not lengthen."""
     common_decomposers.register()
     network = untrained_network(experiment)
     partition = partition_of(network, experiment.federation.local_layers)
@@ -112,7 +112,8 @@ def measure_sums(experiment: Experiment) -> SumParts:
         root.merge(PartialSum.from_message(fobs.loads(message)), [1])
 
     merge()  # the first one makes the sums
-    return SumParts(len(message), *(min(timeit.repeat(work, number=1, repeat=REPEATS)) for work in (make, merge)))
+    seconds = [min(spent(work)[1].idle for _ in range(REPEATS)) for work in (make, merge)]
+    return SumParts(len(message), *seconds)
 
 
 def relay_load(

@@ -129,7 +129,7 @@ def _check_numbers(job: Job, experiment: Experiment, threads: int | None) -> Non
 
 
 def _kept_state(experiment: Experiment) -> list[Path]:
-    """What an earlier run left and this one goes on from."""
+    """Files of an earlier run that this run resumes."""
     checkpoint, state = experiment.federation.resume_from, os.environ.get(STATE_ROOT_VARIABLE)
     if checkpoint and not Path(checkpoint).is_absolute():
         raise JobError(f"federation.resume_from: {checkpoint} is a relative path; give an absolute one")

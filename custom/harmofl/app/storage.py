@@ -57,7 +57,7 @@ def _texts(node: Any) -> Iterator[str]:
 
 
 def check_disk(kit: Kit, demand: Demand | None) -> Iterator[Check]:
-    """Write and remove a small file where FLARE and HarmoFL will write, and hold free space against the need."""
+    """Write and remove a small file where FLARE and HarmoFL will write, and compare the free space with the need."""
     needed = MODEL_COPIES * demand.model + demand.images + LOG_BYTES if demand else LEAST_DISK
     looked_at = [kit.workspace]
     yield _room("workspace", kit.workspace, needed, sure=demand is not None)

@@ -11,7 +11,7 @@ VERDICTS: dict[Verdict, str] = {
     "worse": "worse",
     "unclear": "not sure: among so many comparisons it may be chance",
     "no_evidence": "no evidence of a difference",
-    "no_spread": "not sure: no spread over the seeds, so it is not told apart from chance",
+    "no_spread": "not sure: no spread over the seeds, so it cannot be distinguished from chance",
     "same": "the same to the last bit",
     "few_seeds": "not sure: fewer than three seeds say next to nothing about training again",
     "no_scores": "no scores to compare",

@@ -118,9 +118,9 @@ def _shared(model: Mapping[str, torch.Tensor], run: ServerRun) -> dict[str, np.n
 def save_model_file(weights: Mapping[str, np.ndarray], run: ServerRun, next_round: int, path: Path) -> None:
     """Write a self-contained model file: weights, frozen amplitude, experiment, and the run's record.
 
-    Its weights are those that the sites receive, train and score. The server keeps a copy for a job that goes on from
-    this one; of the final model it needs what only the server has beside them: weights before they were rounded, and
-    moments.
+    Its weights are those that the sites receive, train and score. The server stores a copy, so that a later job can
+    resume the run. The copy of the final model also holds what only the server has: the weights before they were
+    rounded, and the moments.
 
     Args:
         weights: the server's own.

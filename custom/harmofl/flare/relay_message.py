@@ -44,7 +44,7 @@ class SiteNotes(BaseModel):
 
 
 class RoundMeasure(BaseModel):
-    """What a round's differences are held against: norms and steps of the round before, as `NormRule` has them."""
+    """Norms and steps of the round before, with which a round's differences are compared (`NormRule`)."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 

@@ -22,14 +22,14 @@ AWAY = -0.1  # a cosine below this points away; projections tell it within about
 def open_round(run: ServerRun, weights: Mapping[str, Any]) -> RoundMean:
     """The mean of a round that begins with these weights, with the norms of the round before as its measure.
 
-    They come from the run's record, so that a resumed run goes on with those of the round that was saved last.
+    They come from the run's record, so that a resumed run uses those of the round that was saved last.
     """
     measure = round_measure(run)
     return run.rule.open_round(weights, measure.usual, usual_steps=measure.usual_steps, first=measure.first)
 
 
 def round_measure(run: ServerRun) -> RoundMeasure:
-    """What the differences of the next round are held against, at the server and at relays."""
+    """Norms and steps with which the server and relays compare the next round's differences."""
     last = run.rounds[-1] if run.rounds else None
     # what was added, and not what was sent: a norm that was scaled once must not widen the next round's limit
     added = [norm * last.scaled.get(site, 1.0) for site, norm in last.norm.items()] if last else []

@@ -27,7 +27,7 @@ class RoundStart:
     Attributes:
         network: as received, with the site's own layers, on its device.
         normalization: on the same device.
-        optimizer: around the network's parameters, with the moments that it goes on from.
+        optimizer: around the network's parameters, with the moments of the round before.
         previous: MOON's: state of this site's model after the round before.
         seed: of this round.
     """

@@ -335,7 +335,7 @@ def open_run(fl_ctx: FLContext, expected: list[str]) -> ServerRun:
         _take_best_model(path.with_name(BEST_MODEL), run)
     run.tracking = open_tracking(experiment, run_id=run.run_id, sites=run.expected, folder=folder, fl_ctx=fl_ctx)
     if run.tracking is not None:
-        for record in run.rounds:  # of the job that this one goes on from
+        for record in run.rounds:  # of the job that this one resumes
             run.tracking.write(record)
     fl_ctx.set_prop(_KEY, run, private=True, sticky=True)
     return run

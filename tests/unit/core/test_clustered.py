@@ -175,7 +175,7 @@ def test_no_interval_is_narrower_than_it_says(draw: interval_coverage.Draw) -> N
 
 
 def test_images_taken_for_patients_would_hold_it_far_less_often() -> None:
-    """What the numbers above would be if patients were not told apart."""
+    """What the numbers above would be if patients were not distinguished."""
     rng, held = np.random.default_rng(0), []
     for _ in range(200):
         logits = rng.normal(2.0, 0.6, 4)[:, None] + rng.normal(0, 0.25, (4, 10))

@@ -1,4 +1,4 @@
-"""The perturbed step that reads no number from the device, held against the one that does."""
+"""The perturbed step that reads no number from the device, compared with the one that does."""
 
 import copy
 

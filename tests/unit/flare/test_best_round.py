@@ -154,7 +154,7 @@ class TestResume:
         return run
 
     def resumed(self, run: ServerRun, checkpoint: Checkpoint) -> ServerRun:
-        """A new job in a folder of its own that goes on from a checkpoint."""
+        """A new job in a folder of its own that resumes from a checkpoint."""
         folder = run.folder / "resumed"
         folder.mkdir()
         again = ServerRun(run.experiment, False, folder, run.expected)

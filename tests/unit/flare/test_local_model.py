@@ -8,10 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy_rounds import HandRounds, ToyRounds
+from toy_rounds import SITES, HandRounds, ToyRounds, write_two_sites
 
 from harmofl.core.training import TrainingError, load_arrays, state_arrays
-from harmofl.data.synthetic import write_prostate_site
 from harmofl.flare.local_model import LocalModel
 from harmofl.flare.method_notes import method_notes
 from harmofl.flare.persistor import best_weights, keep_if_best, save_at_the_end
@@ -21,16 +20,12 @@ from harmofl.flare.state import Checkpoint, SiteState
 from harmofl.flare.wire import ModelMessage, payload_bytes
 from harmofl.tasks import resolve_experiment, untrained_network
 
-SITES = ("BIDMC", "HK")
 Start = Callable[..., ToyRounds]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    for site, scanner in zip(SITES, ("ge_3t_endorectal", "siemens_1.5t_endorectal"), strict=True):
-        write_prostate_site(folder / site, scanner, 4, 0, matrix=64, slices=3)
-    return folder
+    return write_two_sites(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture

@@ -70,7 +70,7 @@ def checkpoint_of(run: ServerRun, kept: dict[str, Any], next_round: int) -> Chec
 
 
 def resumed(run: ServerRun, folder: Path, next_round: int, books: Path | None) -> ServerRun:
-    """A run that goes on from the checkpoint of `run` after so many rounds."""
+    """A run that resumes from the checkpoint of `run` after so many rounds."""
     checkpoint = checkpoint_of(run, run.record(), next_round)
     again = ServerRun(run.experiment, False, folder, run.expected)
     again.continue_from(checkpoint, books)

@@ -10,11 +10,10 @@ import torch
 from nvflare.apis.dxo import DXO, DataKind
 from nvflare.app_common.abstract.model import ModelLearnableKey, make_model_learnable
 from nvflare.app_common.app_constant import AppConstants
-from toy_rounds import HandRounds, ToyRounds
+from toy_rounds import SITES, HandRounds, ToyRounds, write_two_sites
 
 from harmofl.core.server_rules import ServerRule
 from harmofl.core.training import TrainingError, arrays_sha256, load_arrays, state_arrays
-from harmofl.data.synthetic import write_prostate_site
 from harmofl.experiment import ExperimentError
 from harmofl.flare.generator import HarmoFLShareableGenerator
 from harmofl.flare.in_process import InProcessFederation
@@ -32,17 +31,13 @@ from harmofl.flare.wire import Arrays, ModelMessage, unpack_model
 from harmofl.tasks import resolve_experiment, untrained_network
 from tests.rounded_mean import rounded_mean
 
-SITES = ("BIDMC", "HK")
 HALF = {"federation.exchange": "float16"}
 Start = Callable[..., ToyRounds]
 
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("data")
-    for site, scanner in zip(SITES, ("ge_3t_endorectal", "siemens_1.5t_endorectal"), strict=True):
-        write_prostate_site(folder / site, scanner, 4, 0, matrix=64, slices=3)
-    return folder
+    return write_two_sites(tmp_path_factory.mktemp("data"))
 
 
 @pytest.fixture

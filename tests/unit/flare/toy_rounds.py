@@ -11,6 +11,7 @@ from torch import nn
 from harmofl.core.layout import placed
 from harmofl.core.perturbation import WeightPerturbation
 from harmofl.core.training import RoundSettings, arrays_sha256, build_optimizer, fit_round, seed_of
+from harmofl.data.synthetic import write_prostate_site
 from harmofl.experiment import Experiment
 from harmofl.flare.local_amplitude import build_normalization
 from harmofl.flare.participant import Participant
@@ -23,6 +24,14 @@ from tests.loose_limits import LOOSE
 from tests.rounded_mean import rounded_mean
 
 Arrays = dict[str, np.ndarray]
+SITES = ("BIDMC", "HK")
+
+
+def write_two_sites(folder: Path) -> Path:
+    """Data of `SITES`, four cases each, with scanners that differ."""
+    for site, scanner in zip(SITES, ("ge_3t_endorectal", "siemens_1.5t_endorectal"), strict=True):
+        write_prostate_site(folder / site, scanner, 4, 0, matrix=64, slices=3)
+    return folder
 
 
 class ToyRounds:
